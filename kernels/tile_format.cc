@@ -1,0 +1,87 @@
+#include "kernels/tile_format.h"
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace kvmill {
+namespace {
+
+constexpr std::uint8_t kBits[] = {2, 4};
+constexpr std::uint16_t kGroups[] = {64, 128};
+constexpr std::uint16_t kHeadDims[] = {64, 128, 256};
+
+template <typename T, std::size_t N>
+bool IsOneOf(T value, const T (&allowed)[N]) {
+  for (T a : allowed) {
+    if (a == value) return true;
+  }
+  return false;
+}
+
+absl::Status BadName(std::string_view name) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("format \"", absl::string_view(name.data(), name.size()),
+                   "\": want k{2,4}v{2,4}_g{64,128}, for example k4v2_g128"));
+}
+
+}  // namespace
+
+absl::Status ValidateTileFormat(const TileFormat& f) {
+  if (!IsOneOf(f.key_bits, kBits)) {
+    return absl::InvalidArgumentError(absl::StrCat("key_bits ", f.key_bits, ": want 2 or 4"));
+  }
+  if (!IsOneOf(f.value_bits, kBits)) {
+    return absl::InvalidArgumentError(absl::StrCat("value_bits ", f.value_bits, ": want 2 or 4"));
+  }
+  if (!IsOneOf(f.group, kGroups)) {
+    return absl::InvalidArgumentError(absl::StrCat("group ", f.group, ": want 64 or 128"));
+  }
+  if (!IsOneOf(f.head_dim, kHeadDims)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("head_dim ", f.head_dim, ": want 64, 128 or 256"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TileFormat> ParseTileFormat(std::string_view name, std::uint32_t head_dim) {
+  // k4v2_g128: single-digit widths at fixed places, then the group.
+  if (name.size() < 7 || name.size() > 8 || name[0] != 'k' || name[2] != 'v' || name[4] != '_' ||
+      name[5] != 'g') {
+    return BadName(name);
+  }
+  std::uint32_t group = 0;
+  if (!absl::SimpleAtoi(absl::string_view(name.data() + 6, name.size() - 6), &group)) {
+    return BadName(name);
+  }
+  if (name[1] < '0' || name[1] > '9' || name[3] < '0' || name[3] > '9') return BadName(name);
+  if (head_dim > kHeadDimMax) {
+    return absl::InvalidArgumentError(absl::StrCat("head_dim ", head_dim, ": want 64, 128 or 256"));
+  }
+  TileFormat format;
+  format.key_bits = static_cast<std::uint8_t>(name[1] - '0');
+  format.value_bits = static_cast<std::uint8_t>(name[3] - '0');
+  format.group = static_cast<std::uint16_t>(group);
+  format.head_dim = static_cast<std::uint16_t>(head_dim);
+  absl::Status valid = ValidateTileFormat(format);
+  if (!valid.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "format \"", absl::string_view(name.data(), name.size()), "\": ", valid.message()));
+  }
+  return format;
+}
+
+std::string ToString(const TileFormat& f) {
+  return absl::StrCat("k", f.key_bits, "v", f.value_bits, "_g", f.group);
+}
+
+TileFormat TileFormatAt(std::size_t index) {
+  TileFormat f;
+  f.key_bits = kBits[index % 2];
+  f.value_bits = kBits[index / 2 % 2];
+  f.group = kGroups[index / 4 % 2];
+  f.head_dim = kHeadDims[index / 8 % 3];
+  return f;
+}
+
+}  // namespace kvmill
