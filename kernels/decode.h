@@ -1,10 +1,12 @@
 // Decode: a record to 16-bit engine pages, or to fp32 rows.
 //
-// The reference decoder in the rotated frame is bit-exact: (q * S + Z) * T in fp32, without FMA contraction. Un-rotation (frame kModel)
-// multiplies by H once more; reference and cpu agree within 1e-6 relative in fp32. fp32 to 16 bits rounds to nearest even.
+// The reference decoder in the rotated frame is bit-exact: (q * S + Z) * T in fp32, without FMA
+// contraction. Un-rotation (frame kModel) multiplies by H once more; reference and cpu agree within
+// 1e-6 relative in fp32. fp32 to 16 bits rounds to nearest even.
 //
-// Pure functions over the caller's memory: thread-safe, no allocation, no global state. A record is plain bytes: any bytes of the
-// right length decode to something, so callers verify checksums before.
+// Pure functions over the caller's memory: thread-safe, no allocation, no global state. A record is
+// plain bytes: any bytes of the right length decode to something, so callers verify checksums
+// before.
 #ifndef KVMILL_KERNELS_DECODE_H_
 #define KVMILL_KERNELS_DECODE_H_
 

@@ -1,9 +1,10 @@
 // Encode: engine pages of one (block, KV head) to a record.
 //
-// Rotate (x·H), variance-normalize on both axes, quantize, absorb scales, pack: arXiv:2606.03458, sections as in
-// docs/formats.md. All arithmetic is fp32. Implementations: `Reference` is the oracle (obvious loops); `Cpu` is vectorized with
-// runtime dispatch. They agree in codes up to 1e-5 of them (each off by one) and in decoded tiles up to 2e-2 relative
-// Frobenius (p99 2.5e-3): records are never compared bit by bit between implementations.
+// Rotate (x·H), variance-normalize on both axes, quantize, absorb scales, pack: arXiv:2606.03458,
+// sections as in docs/formats.md. All arithmetic is fp32. Implementations: `Reference` is the
+// oracle (obvious loops); `Cpu` is vectorized with runtime dispatch. They agree in codes up to 1e-5
+// of them (each off by one) and in decoded tiles up to 2e-2 relative Frobenius (p99 2.5e-3):
+// records are never compared bit by bit between implementations.
 //
 // Pure functions over the caller's memory: thread-safe, no allocation, no global state.
 #ifndef KVMILL_KERNELS_ENCODE_H_
@@ -22,41 +23,48 @@ namespace kvmill {
 // Iterations of the variance normalization in the shipped configuration.
 inline constexpr int kNormalizeIterations = 8;
 
-// A tile whose fp16 S, Z, T move the decoded values by more than this (relative Frobenius distance to decoding with the fp32 S, Z,
-// T; K and V each on their own), or are not finite, cannot hold the head: it stays raw.
+// A tile whose fp16 S, Z, T move the decoded values by more than this (relative Frobenius distance
+// to decoding with the fp32 S, Z, T; K and V each on their own), or are not finite, cannot hold the
+// head: it stays raw.
 inline constexpr float kScaleRoundingErrorMax = 1e-2f;
 
 enum class Frame : std::uint8_t {
-  kModel = 0,    // As the model computed it (post-RoPE): the encoder rotates, the decoder rotates back.
+  kModel =
+      0,  // As the model computed it (post-RoPE): the encoder rotates, the decoder rotates back.
   kRotated = 1,  // Already multiplied by H: neither rotates.
 };
 
 struct EncodeArgs {
-  HeadPages k;                    // format.group tokens of format.head_dim channels.
+  HeadPages k;  // format.group tokens of format.head_dim channels.
   HeadPages v;
-  std::byte* record = nullptr;    // RecordBytes(format) bytes, any alignment; must not overlap the pages.
+  std::byte* record =
+      nullptr;  // RecordBytes(format) bytes, any alignment; must not overlap the pages.
 };
 
 enum class EncodeResult : std::uint8_t {
   kTile,       // `record` is complete.
   kRaw,        // A tile cannot hold these values; the contents of `record` are unspecified.
-  kNonFinite,  // NaN or infinity in the input; the contents of `record` are unspecified. See FindNonFinite.
+  kNonFinite,  // NaN or infinity in the input; the contents of `record` are unspecified. See
+               // FindNonFinite.
 };
 
 // Scratch of one encode; reuse it from call to call, one per thread.
-std::size_t EncodeScratchBytes(const TileFormat& format);  // For both implementations. Align scratch to 64 bytes.
+std::size_t EncodeScratchBytes(
+    const TileFormat& format);  // For both implementations. Align scratch to 64 bytes.
 
-// `results[i]` says what became of `tiles[i]`; sizes must match. `format` must be valid (ValidateTileFormat).
+// `results[i]` says what became of `tiles[i]`; sizes must match. `format` must be valid
+// (ValidateTileFormat).
 void EncodeTilesReference(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
                           absl::Span<EncodeResult> results, absl::Span<std::byte> scratch);
 void EncodeTilesCpu(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
                     absl::Span<EncodeResult> results, absl::Span<std::byte> scratch);
 
-// Where the first NaN or infinity (by token, then channel, K before V) of one head is. Slow path, for the error message.
+// Where the first NaN or infinity (by token, then channel, K before V) of one head is. Slow path,
+// for the error message.
 struct NonFinite {
   bool found = false;
-  bool in_value = false;       // In V; otherwise in K.
-  std::uint32_t token = 0;     // Of the block.
+  bool in_value = false;    // In V; otherwise in K.
+  std::uint32_t token = 0;  // Of the block.
   std::uint32_t channel = 0;
 };
 NonFinite FindNonFinite(const HeadPages& k, const HeadPages& v, std::uint32_t token_count,

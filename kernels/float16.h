@@ -1,5 +1,6 @@
-// The two 16-bit floating-point types of K and V, and exact scalar conversions. Bit patterns are std::uint16_t; no compiler
-// extension is needed, and the result never depends on the machine. C++17; included by device code.
+// The two 16-bit floating-point types of K and V, and exact scalar conversions. Bit patterns are
+// std::uint16_t; no compiler extension is needed, and the result never depends on the machine.
+// C++17; included by device code.
 #ifndef KVMILL_KERNELS_FLOAT16_H_
 #define KVMILL_KERNELS_FLOAT16_H_
 
@@ -8,7 +9,10 @@
 
 namespace kvmill {
 
-enum class DType : std::uint8_t { kFloat16 = 0, kBFloat16 = 1 };  // Values are written to disk and never change.
+enum class DType : std::uint8_t {
+  kFloat16 = 0,
+  kBFloat16 = 1
+};  // Values are written to disk and never change.
 
 inline float BitsToFloat(std::uint32_t bits) {
   float f;
@@ -39,7 +43,8 @@ inline std::uint16_t FloatToFloat16(float f) {
   const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return static_cast<std::uint16_t>(sign | 0x7E00u);
   if (magnitude >= 0x477FF000u) return static_cast<std::uint16_t>(sign | 0x7C00u);  // >= 65520
-  if (magnitude < 0x38800000u) {  // Below 2^-14: subnormal. Adding 0.5 lets the FPU round at bit 2^-24.
+  if (magnitude <
+      0x38800000u) {  // Below 2^-14: subnormal. Adding 0.5 lets the FPU round at bit 2^-24.
     const float shifted = BitsToFloat(magnitude) + 0.5f;
     return static_cast<std::uint16_t>(sign | (FloatToBits(shifted) - 0x3F000000u));
   }

@@ -1,15 +1,19 @@
 // Tile formats as values, and the byte layout of a record.
 //
-// One tile is one block of `group` tokens of one KV head. Its record is eight sections without padding:
+// One tile is one block of `group` tokens of one KV head. Its record is eight sections without
+// padding:
 //
 //   K codes | K S[D] | K Z[D] | K T[G] | V codes | V T[D] | V S[G] | V Z[G]
 //
-// K codes are [D channels][G tokens], V codes [G tokens][D channels]; 8/bits codes per byte along the last dimension, low
-// bits first. S (scale), Z (zero) and T (the other axis) are fp16, little-endian. The value of a code q is
+// K codes are [D channels][G tokens], V codes [G tokens][D channels]; 8/bits codes per byte along
+// the last dimension, low bits first. S (scale), Z (zero) and T (the other axis) are fp16,
+// little-endian. The value of a code q is
 //
-//   K[d,t] = (q * S[d] + Z[d]) * T[t]          V[t,d] = (q * S[t] + Z[t]) * T[d]        (rotated frame)
+//   K[d,t] = (q * S[d] + Z[d]) * T[t]          V[t,d] = (q * S[t] + Z[t]) * T[d]        (rotated
+//   frame)
 //
-// Source of the format: arXiv:2606.03458. Everything here is constexpr and thread-safe; nothing allocates but ToString.
+// Source of the format: arXiv:2606.03458. Everything here is constexpr and thread-safe; nothing
+// allocates but ToString.
 #ifndef KVMILL_KERNELS_TILE_FORMAT_H_
 #define KVMILL_KERNELS_TILE_FORMAT_H_
 
@@ -27,10 +31,10 @@ inline constexpr std::uint32_t kGroupMax = 128;
 
 // A value type: two formats are the same when their four numbers are.
 struct TileFormat {
-  std::uint8_t key_bits = 4;      // 2 or 4.
-  std::uint8_t value_bits = 2;    // 2 or 4.
-  std::uint16_t group = 128;      // Tokens of a tile, G: 64 or 128.
-  std::uint16_t head_dim = 128;   // Channels of a head, D: 64, 128 or 256.
+  std::uint8_t key_bits = 4;     // 2 or 4.
+  std::uint8_t value_bits = 2;   // 2 or 4.
+  std::uint16_t group = 128;     // Tokens of a tile, G: 64 or 128.
+  std::uint16_t head_dim = 128;  // Channels of a head, D: 64, 128 or 256.
 
   friend constexpr bool operator==(const TileFormat& a, const TileFormat& b) {
     return a.key_bits == b.key_bits && a.value_bits == b.value_bits && a.group == b.group &&
@@ -41,9 +45,9 @@ struct TileFormat {
 
 // Byte offsets of the sections of a record, and its size.
 struct RecordLayout {
-  std::size_t k_codes, k_scale, k_zero, k_token;            // K codes, S[D], Z[D], T[G].
-  std::size_t v_codes, v_channel, v_scale, v_zero;          // V codes, T[D], S[G], Z[G].
-  std::size_t bytes;                                        // Of the whole record.
+  std::size_t k_codes, k_scale, k_zero, k_token;    // K codes, S[D], Z[D], T[G].
+  std::size_t v_codes, v_channel, v_scale, v_zero;  // V codes, T[D], S[G], Z[G].
+  std::size_t bytes;                                // Of the whole record.
 };
 
 constexpr RecordLayout LayoutOf(const TileFormat& f) {
@@ -64,7 +68,8 @@ constexpr RecordLayout LayoutOf(const TileFormat& f) {
 
 constexpr std::size_t RecordBytes(const TileFormat& f) { return LayoutOf(f).bytes; }
 
-// 16-bit K and V of the same tokens: what a record is compared with, and the size of a raw head of a full block.
+// 16-bit K and V of the same tokens: what a record is compared with, and the size of a raw head of
+// a full block.
 constexpr std::size_t RawBytes(const TileFormat& f, std::size_t token_count) {
   return std::size_t{2} * 2 * f.head_dim * token_count;
 }
@@ -72,7 +77,8 @@ constexpr std::size_t RawBytes(const TileFormat& f, std::size_t token_count) {
 // OK, or INVALID_ARGUMENT naming the field, its value and the allowed ones.
 absl::Status ValidateTileFormat(const TileFormat& format);
 
-// "k4v2_g128" (and head_dim, which the name does not carry) to a format. INVALID_ARGUMENT names what is wrong with `name`.
+// "k4v2_g128" (and head_dim, which the name does not carry) to a format. INVALID_ARGUMENT names
+// what is wrong with `name`.
 absl::StatusOr<TileFormat> ParseTileFormat(std::string_view name, std::uint32_t head_dim);
 
 // "k4v2_g128": without head_dim, the form that ParseTileFormat reads.

@@ -1,12 +1,13 @@
 // Which block leaves a full tier next.
 //
-// A policy orders the blocks of one tier; it neither owns them nor knows their bytes. The owner (the tiered store, or a trace
-// replay) tells it about every block that enters, is used, or leaves, and asks for a victim when room is needed. Blocks of a
-// prompt form chains: a block is useless without its parents, so a policy never names a block whose children are still in the
-// tier (leaves leave first).
+// A policy orders the blocks of one tier; it neither owns them nor knows their bytes. The owner
+// (the tiered store, or a trace replay) tells it about every block that enters, is used, or leaves,
+// and asks for a victim when room is needed. Blocks of a prompt form chains: a block is useless
+// without its parents, so a policy never names a block whose children are still in the tier (leaves
+// leave first).
 //
-// Not thread-safe: the owner serializes calls. No allocation after creation: memory is a fixed number of bytes per entry
-// (bytes_per_entry), counted in the tier's metadata budget.
+// Not thread-safe: the owner serializes calls. No allocation after creation: memory is a fixed
+// number of bytes per entry (bytes_per_entry), counted in the tier's metadata budget.
 #ifndef KVMILL_STORAGE_EVICTION_POLICY_H_
 #define KVMILL_STORAGE_EVICTION_POLICY_H_
 
@@ -26,16 +27,19 @@ using EntryId = std::uint32_t;
 inline constexpr EntryId kNoEntry = 0xFFFFFFFFu;
 
 struct EntryTraits {
-  std::uint64_t key_hash = 0;    // 64-bit hash of the full block key; what ghosts and frequency sketches remember.
-  EntryId parent = kNoEntry;     // The parent block when it is in this tier, else kNoEntry.
-  std::uint32_t depth = 0;       // Blocks before it in its prompt; 0 for the first. A hint, may be 0 when unknown.
+  std::uint64_t key_hash =
+      0;  // 64-bit hash of the full block key; what ghosts and frequency sketches remember.
+  EntryId parent = kNoEntry;  // The parent block when it is in this tier, else kNoEntry.
+  std::uint32_t depth =
+      0;  // Blocks before it in its prompt; 0 for the first. A hint, may be 0 when unknown.
 };
 
 class EvictionPolicy {
  public:
   struct Options {
-    std::uint32_t entries_max = 0;      // Ids are below this; 1 or more.
-    std::uint32_t capacity_blocks = 0;  // Blocks that are expected to fit; sizes queues and ghosts. 1..entries_max.
+    std::uint32_t entries_max = 0;  // Ids are below this; 1 or more.
+    std::uint32_t capacity_blocks =
+        0;  // Blocks that are expected to fit; sizes queues and ghosts. 1..entries_max.
   };
 
   virtual ~EvictionPolicy() = default;
@@ -46,8 +50,9 @@ class EvictionPolicy {
   virtual void Touch(EntryId id) = 0;
   // `id` left the tier for a reason other than Evict (removed, cleared).
   virtual void Remove(EntryId id) = 0;
-  // Chooses the block to leave, forgets it (but for ghosts) and returns it. `may_leave` is false for blocks that cannot go now
-  // (leased, in use); it is asked at most a bounded number of times (64). kNoEntry: no candidate among those asked.
+  // Chooses the block to leave, forgets it (but for ghosts) and returns it. `may_leave` is false
+  // for blocks that cannot go now (leased, in use); it is asked at most a bounded number of times
+  // (64). kNoEntry: no candidate among those asked.
   virtual EntryId Evict(absl::FunctionRef<bool(EntryId)> may_leave) = 0;
 
   virtual std::uint32_t size() const = 0;  // Known entries.
@@ -62,8 +67,8 @@ extern const std::string_view kDefaultEvictionPolicy;
 absl::Span<const std::string_view> EvictionPolicyNames();
 
 // INVALID_ARGUMENT for an unknown name (the message lists the known ones) or bad options.
-absl::StatusOr<std::unique_ptr<EvictionPolicy>> CreateEvictionPolicy(std::string_view name,
-                                                                    const EvictionPolicy::Options& options);
+absl::StatusOr<std::unique_ptr<EvictionPolicy>> CreateEvictionPolicy(
+    std::string_view name, const EvictionPolicy::Options& options);
 
 }  // namespace kvmill
 

@@ -1,0 +1,41 @@
+#include "storage/core/block_key.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace kvmill {
+
+absl::StatusOr<BlockKey> BlockKey::FromBytes(absl::string_view bytes) {
+  if (bytes.empty() || bytes.size() > kBlockKeyBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block key of ", bytes.size(), " bytes: want 1 to ", kBlockKeyBytesMax));
+  }
+  BlockKey key;
+  std::memcpy(key.bytes_.data(), bytes.data(), bytes.size());
+  key.size_ = static_cast<std::uint8_t>(bytes.size());
+  return key;
+}
+
+absl::StatusOr<BlockKey> BlockKey::FromHex(absl::string_view hex) {
+  const bool hexadecimal = std::all_of(hex.begin(), hex.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+  });
+  if (!hexadecimal || hex.size() % 2 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block key \"", hex, "\": want an even number of hexadecimal digits"));
+  }
+  return FromBytes(absl::HexStringToBytes(hex));
+}
+
+std::string BlockKey::ToHex() const { return absl::BytesToHexString(view()); }
+
+std::uint64_t HashOf(const BlockId& id) {
+  const std::uint64_t seed = (std::uint64_t{id.namespace_id} << 8) | id.group;
+  return XXH3_64bits_withSeed(id.key.data(), id.key.size(), seed);
+}
+
+}  // namespace kvmill

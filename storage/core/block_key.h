@@ -1,0 +1,72 @@
+// Names of blocks: the engine's key, and the full identity inside a daemon.
+#ifndef KVMILL_STORAGE_CORE_BLOCK_KEY_H_
+#define KVMILL_STORAGE_CORE_BLOCK_KEY_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace kvmill {
+
+inline constexpr std::size_t kBlockKeyBytesMax = 64;
+inline constexpr std::size_t kBlockKeyBytesRecommended =
+    16;  // Shorter keys are accepted; warn the operator once.
+
+// The engine's opaque hash of a block and its whole prefix. A value type; equality compares all
+// bytes and the length. The default-constructed key is empty and stands for "no key" (the parent of
+// a first block).
+class BlockKey {
+ public:
+  BlockKey() = default;
+  // INVALID_ARGUMENT when empty or longer than kBlockKeyBytesMax.
+  static absl::StatusOr<BlockKey> FromBytes(absl::string_view bytes);
+  static absl::StatusOr<BlockKey> FromHex(absl::string_view hex);
+
+  bool empty() const { return size_ == 0; }
+  std::size_t size() const { return size_; }
+  const std::byte* data() const { return bytes_.data(); }
+  absl::string_view view() const {
+    return absl::string_view(reinterpret_cast<const char*>(bytes_.data()), size_);
+  }
+  std::string ToHex() const;  // Lower case.
+
+  friend bool operator==(const BlockKey& a, const BlockKey& b) {
+    return a.size_ == b.size_ && std::memcmp(a.bytes_.data(), b.bytes_.data(), a.size_) == 0;
+  }
+
+ private:
+  std::array<std::byte, kBlockKeyBytesMax> bytes_{};
+  std::uint8_t size_ = 0;
+};
+
+// Dense number of an open namespace in this daemon; not stable across restarts.
+using NamespaceId = std::uint32_t;
+
+// What is sealed, indexed and evicted as one: one layer group of one block of one namespace.
+struct BlockId {
+  NamespaceId namespace_id = 0;
+  std::uint8_t group = 0;  // Index into NamespaceSpec::groups.
+  BlockKey key;
+
+  friend bool operator==(const BlockId& a, const BlockId& b) {
+    return a.namespace_id == b.namespace_id && a.group == b.group && a.key == b.key;
+  }
+};
+
+// 64-bit hash of all of it; equality is never decided by it.
+std::uint64_t HashOf(const BlockId& id);
+
+template <typename H>
+H AbslHashValue(H state, const BlockId& id) {
+  return H::combine(std::move(state), HashOf(id));
+}
+
+}  // namespace kvmill
+
+#endif  // KVMILL_STORAGE_CORE_BLOCK_KEY_H_
