@@ -1,0 +1,107 @@
+// Memory for pages: a fixed, preallocated budget of shareable host memory.
+//
+// The budget is divided into arenas (sealed memfds, 256 MiB by default), each belonging to one
+// tenant while any of it is used; an arena into 2 MiB extents; an extent is given to one slot class
+// (slots of one size) while any of it is used. Slots larger than an extent take several adjacent
+// extents. Slot addresses never move, and nothing is allocated after Create().
+//
+// Every slot has a 64-bit generation in the arena's first extent, where readers that mapped the
+// arena see it: odd while the slot is free or being written, even while its contents are complete.
+// Acquire makes it odd before the caller's first byte, Publish makes it even after the last; no
+// value ever repeats. A reader loads it (acquire), reads, fences and loads again: equal and even
+// means the bytes were whole.
+//
+// Thread-safe.
+#ifndef KVMILL_STORAGE_PAGE_POOL_H_
+#define KVMILL_STORAGE_PAGE_POOL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace kvmill {
+
+inline constexpr std::size_t kExtentBytes = std::size_t{2} << 20;
+
+using TenantId =
+    std::uint32_t;  // Dense number of a tenant; arenas are never shared between tenants.
+
+// Place of a slot: 8 bytes in an index entry. Meaningful to the pool that made it.
+struct SlotRef {
+  std::uint32_t extent = 0xFFFFFFFFu;  // Extent number over all arenas.
+  std::uint32_t index = 0;             // Slot within the extent.
+
+  bool valid() const { return extent != 0xFFFFFFFFu; }
+  friend bool operator==(const SlotRef&, const SlotRef&) = default;
+};
+
+class PagePool {
+ public:
+  struct Options {
+    std::uint64_t capacity_bytes = 0;  // Rounded down to whole arenas; at least one.
+    std::uint64_t arena_bytes = std::uint64_t{256}
+                                << 20;  // Multiple of kExtentBytes, at least 2 extents.
+    bool prefault = true;               // Touch all memory in Create (parallel); off only in tests.
+    // Called from Create about twice a second with the bytes touched so far, for a progress line.
+    // May be null.
+    std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress;
+  };
+
+  struct Stats {
+    std::uint64_t capacity_bytes = 0;  // What slots can use: without the generation extents.
+    std::uint64_t used_bytes = 0;      // Of acquired slots.
+    std::uint64_t extents_free = 0;    // Extents that no slot class holds, in arenas of any tenant.
+    std::uint64_t slots_used = 0;
+  };
+
+  // INVALID_ARGUMENT for bad options; RESOURCE_EXHAUSTED naming size and limit when the memory
+  // cannot be had.
+  static absl::StatusOr<std::unique_ptr<PagePool>> Create(const Options& options);
+  ~PagePool();
+
+  // `count` slots of `slot_bytes` each for `tenant`, adjacent where possible; appended to `slots`.
+  // All or none: RESOURCE_EXHAUSTED when they do not fit (the caller evicts and retries),
+  // INVALID_ARGUMENT when they could never fit. Never blocks on I/O. Generations are odd on return.
+  absl::Status Acquire(TenantId tenant, std::size_t slot_bytes, std::size_t count,
+                       std::vector<SlotRef>* slots);
+
+  // The slot's contents are complete: its generation becomes even. Release-ordered after every byte
+  // written before.
+  void Publish(SlotRef slot);
+
+  // The slot is free; its generation becomes odd first, so late readers notice. `slot` must be
+  // acquired and unused by others.
+  void Release(SlotRef slot);
+
+  // Whole slot: slot_bytes as acquired. Valid until Release.
+  absl::Span<std::byte> Bytes(SlotRef slot) const;
+  std::uint64_t Generation(SlotRef slot) const;
+
+  // For readers in other processes (map): a slot lies in arena `arena` at `offset_bytes`; its
+  // generation word at `generation_offset_bytes`.
+  struct Location {
+    std::uint32_t arena = 0;
+    std::uint64_t offset_bytes = 0;
+    std::uint64_t generation_offset_bytes = 0;
+  };
+  Location Locate(SlotRef slot) const;
+  // The arena's memfd: cannot be written, grown or shrunk through any later mapping. Borrowed.
+  int ArenaFd(std::uint32_t arena) const;
+
+  Stats stats() const;
+
+ private:
+  class Impl;
+  explicit PagePool(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_STORAGE_PAGE_POOL_H_
