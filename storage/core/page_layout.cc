@@ -129,16 +129,23 @@ absl::Span<std::byte> SlotContents(absl::Span<std::byte> page, std::size_t head)
   return page.subspan(slot.offset_bytes, slot.length_bytes);
 }
 
-void SealPage(absl::Span<std::byte> page) {
+void SealSlot(absl::Span<std::byte> page, std::size_t head) {
+  PageSlot slot = LoadSlot(page, head);
+  if (slot.kind == SlotKind::kAbsent) return;
+  slot.checksum = Checksum(page.subspan(slot.offset_bytes, slot.length_bytes));
+  StoreSlot(page, head, slot);
+}
+
+void SealHeader(absl::Span<std::byte> page) {
   PageHeader header = LoadHeader(page);
-  for (std::size_t head = 0; head < header.head_count; ++head) {
-    PageSlot slot = LoadSlot(page, head);
-    if (slot.kind == SlotKind::kAbsent) continue;
-    slot.checksum = Checksum(page.subspan(slot.offset_bytes, slot.length_bytes));
-    StoreSlot(page, head, slot);
-  }
   header.checksum = HeaderChecksum(page, header.head_count);
   std::memcpy(page.data(), &header, sizeof(header));
+}
+
+void SealPage(absl::Span<std::byte> page) {
+  const std::size_t head_count = LoadHeader(page).head_count;
+  for (std::size_t head = 0; head < head_count; ++head) SealSlot(page, head);
+  SealHeader(page);
 }
 
 absl::StatusOr<PageView> PageView::Parse(absl::Span<const std::byte> page) {

@@ -102,8 +102,13 @@ void InitPage(const PageIdentity& identity, absl::Span<const SlotKind> kinds,
 // Where the contents of head `head` go, after InitPage. Empty when absent.
 absl::Span<std::byte> SlotContents(absl::Span<std::byte> page, std::size_t head);
 
-// Computes the checksum of every present slot, then the header's. The page must not change
-// afterwards.
+// Computes the checksum of head `head` from its contents, which must not change afterwards.
+// Different heads may be sealed concurrently, best right after their contents were written. Nothing
+// to do for an absent head.
+void SealSlot(absl::Span<std::byte> page, std::size_t head);
+// Computes the header's checksum; after every slot was sealed. The page must not change afterwards.
+void SealHeader(absl::Span<std::byte> page);
+// Both, for all heads.
 void SealPage(absl::Span<std::byte> page);
 
 // A parsed page: header and slot table are checked (magic, version, bounds, checksum), contents are

@@ -1,0 +1,82 @@
+// What the tiered store counts: each event once, where it is decided. Exported by the service as
+// metrics and by Stat.
+#ifndef KVMILL_STORAGE_STORE_STATS_H_
+#define KVMILL_STORAGE_STORE_STATS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "storage/core/histogram.h"
+
+namespace kvmill {
+
+enum class Tier : std::uint8_t { kGpu = 0, kHost = 1, kDisk = 2, kPeer = 3 };
+inline constexpr std::size_t kTierCount = 4;
+constexpr const char* TierName(Tier tier) {
+  constexpr const char* kNames[kTierCount] = {"gpu", "host", "disk", "peer"};
+  return kNames[static_cast<std::size_t>(tier)];
+}
+
+enum class EvictReason : std::uint8_t { kCapacity = 0, kAdmin = 1, kRemoved = 2, kCorrupt = 3 };
+inline constexpr std::size_t kEvictReasonCount = 4;
+constexpr const char* EvictReasonName(EvictReason reason) {
+  constexpr const char* kNames[kEvictReasonCount] = {"capacity", "admin", "removed", "corrupt"};
+  return kNames[static_cast<std::size_t>(reason)];
+}
+
+// Where the time of an operation goes.
+enum class Stage : std::uint8_t {
+  kStoreEncode = 0,
+  kStoreDisk = 1,
+  kFetchDisk = 2,
+  kStoreQueue = 3
+};
+inline constexpr std::size_t kStageCount = 4;
+
+inline constexpr std::array<double, 12> kStageSecondsBounds = {1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3,
+                                                               1e-2, 5e-2, 0.1,  0.5,  1,    5};
+inline constexpr std::array<double, 10> kEvictionAgeSecondsBounds = {
+    1, 10, 60, 300, 900, 3600, 14400, 43200, 86400, 604800};
+using StageHistogram = Histogram<kStageSecondsBounds.size()>;
+using EvictionAgeHistogram = Histogram<kEvictionAgeSecondsBounds.size()>;
+
+inline constexpr std::size_t kFormatNameCount =
+    8;  // {k2,k4} x {v2,v4} x {g64,g128}: TileFormatAt(i) for i < 8.
+
+struct TierStats {
+  std::uint64_t used_bytes = 0;
+  std::uint64_t capacity_bytes = 0;
+  std::uint64_t blocks = 0;
+};
+
+// A snapshot: counters since start, gauges now. Values read one after the other, so sums may be off
+// by what happened meanwhile.
+struct StoreStats {
+  std::uint64_t blocks = 0;      // Sealed blocks (layer groups) in any tier.
+  std::uint64_t pages = 0;       // Of those in host memory.
+  std::uint64_t references = 0;  // BlockRefs alive.
+  std::uint64_t referenced_bytes = 0;
+  std::uint64_t assembling_blocks = 0;
+  std::uint64_t unwritten_blocks = 0;  // Sealed, waiting for the disk.
+  std::uint64_t metadata_bytes = 0;
+  std::array<TierStats, kTierCount> tiers{};
+
+  std::uint64_t lookup_hit = 0, lookup_partial = 0, lookup_miss = 0;  // Requests.
+  std::uint64_t lookup_blocks = 0, lookup_tokens = 0;
+  std::array<std::uint64_t, kTierCount> hit_blocks{}, hit_tokens{};
+  std::uint64_t stored_blocks = 0, existing_blocks = 0, rejected_blocks = 0;
+  std::uint64_t raw_blocks = 0;  // Of the stored: with at least one raw head.
+  std::array<std::uint64_t, kTierCount> fetched_blocks{};  // By the tier they were found in.
+  std::uint64_t fetch_misses = 0;
+  std::array<std::uint64_t, kFormatNameCount> raw_bytes_ingested{}, encoded_bytes_stored{};
+  std::array<std::array<std::uint64_t, kEvictReasonCount>, kTierCount> evicted_blocks{};
+  std::array<std::uint64_t, kTierCount> checksum_failures{};
+  std::array<StageHistogram::Snapshot, kStageCount> stage_seconds{};
+  std::array<EvictionAgeHistogram::Snapshot, kTierCount> eviction_age_seconds{};
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_STORAGE_STORE_STATS_H_

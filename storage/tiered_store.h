@@ -1,0 +1,187 @@
+// One node's store of sealed blocks over its tiers: host memory and disk.
+//
+// Life of a block here: BeginStore reserves pages; any number of threads write heads through the
+// BlockWriter (first writer of a record wins); when every layer and head of the layer group is
+// covered the block is sealed, enters the index and is written to disk in the background. Lookup
+// finds the longest available prefix. Fetch pins a block and gives its pages; a block that is only
+// on disk is loaded (and verified) first. When host memory is full, unpinned blocks that are on
+// disk leave it; without a disk they are gone.
+//
+// Sealed bytes never change. A block that cannot be read whole and verified is a miss, never an
+// error of the engine.
+//
+// Thread-safe. Create and Close excepted, every call may block on disk I/O or wait for room up to
+// Options::room_wait; Lookup and stats never do.
+#ifndef KVMILL_STORAGE_TIERED_STORE_H_
+#define KVMILL_STORAGE_TIERED_STORE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "storage/block_writer.h"
+#include "storage/core/block_key.h"
+#include "storage/core/clock.h"
+#include "storage/core/namespace.h"
+#include "storage/core/page_layout.h"
+#include "storage/disk_store.h"
+#include "storage/store_stats.h"
+
+namespace kvmill {
+
+// A pinned block: its pages stay where they are, and unchanged, until the last reference is gone.
+// Movable. May outlive neither the store nor Close().
+class BlockRef {
+ public:
+  BlockRef() = default;
+  BlockRef(BlockRef&& other) noexcept;
+  BlockRef& operator=(BlockRef&& other) noexcept;
+  ~BlockRef();
+
+  bool valid() const { return store_ != nullptr; }
+  Tier tier() const { return tier_; }  // Where Fetch found it.
+  std::uint32_t token_count() const { return token_count_; }
+  // One a layer of the group, in the group's order.
+  absl::Span<const absl::Span<const std::byte>> pages() const { return pages_; }
+
+ private:
+  friend class TieredStore;
+  void Reset();
+  class TieredStore* store_ = nullptr;
+  std::uint32_t entry_ = 0;
+  std::uint32_t token_count_ = 0;
+  Tier tier_ = Tier::kHost;
+  std::vector<absl::Span<const std::byte>> pages_;
+};
+
+class TieredStore {
+ public:
+  struct Options {
+    std::uint64_t host_bytes = std::uint64_t{4} << 30;
+    std::uint64_t arena_bytes = std::uint64_t{256} << 20;
+    std::uint32_t blocks_max = 1u << 20;  // Entries of the index, over all tiers.
+    std::string eviction_policy;          // Empty: the default (storage/eviction/policy.h).
+    absl::Duration room_wait =
+        absl::Seconds(5);  // How long a store may wait for room (blocks not yet on disk).
+    absl::Duration assembly_timeout =
+        absl::Seconds(30);  // An unfinished block without progress is given up after this.
+    bool prefault = true;
+    std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> prefault_progress;
+  };
+
+  // `disk` may be null: no disk tier. Reads the namespaces and the index of `disk` before it
+  // returns.
+  static absl::StatusOr<std::unique_ptr<TieredStore>> Create(const Options& options,
+                                                             const Clock& clock,
+                                                             std::unique_ptr<DiskStore> disk);
+  // Waits for background writes, flushes, stops. Every BlockRef and BlockWriter must be gone.
+  ~TieredStore();
+
+  // --- Namespaces ---
+  struct NamespaceInfo {
+    NamespaceId id = 0;
+    std::string name;
+    NamespaceSpec spec;
+    Fingerprint fingerprint{};
+  };
+  // Binds `name` (local to spec.tenant) to this identity at first use; the same identity again
+  // gives the same id. INVALID_ARGUMENT for a bad spec or name; FAILED_PRECONDITION naming the
+  // first different field when `name` is bound to another identity.
+  absl::StatusOr<NamespaceInfo> OpenNamespace(absl::string_view name, const NamespaceSpec& spec);
+  // NOT_FOUND when unknown to this tenant.
+  absl::StatusOr<NamespaceInfo> FindNamespace(absl::string_view tenant,
+                                              absl::string_view name) const;
+  absl::StatusOr<NamespaceInfo> FindNamespace(absl::string_view tenant,
+                                              const Fingerprint& fingerprint) const;
+  std::vector<NamespaceInfo> Namespaces() const;
+
+  // --- Store ---
+  // Starts or joins the assembly of a block. ALREADY_EXISTS: it is sealed here (its first bytes
+  // stay; counted as existing). INVALID_ARGUMENT: token_count, parent or group do not fit the
+  // namespace, or another writer assembles this key with another origin. RESOURCE_EXHAUSTED: no
+  // room even after evicting and waiting; retry later.
+  absl::StatusOr<BlockWriter> BeginStore(const BlockId& id, const BlockOrigin& origin);
+
+  // Waits until these blocks are durable; `results[i]` (same size) is OK when ids[i] is, NOT_FOUND
+  // when it is not in the store any more, else why not. FAILED_PRECONDITION when there is no disk
+  // tier.
+  absl::Status MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results);
+  // The same for every sealed block; the number of blocks that were not durable before. An error
+  // when any could not be made so.
+  absl::StatusOr<std::uint64_t> Flush();
+
+  // --- Lookup and fetch ---
+  struct LookupResult {
+    std::uint32_t hit_blocks =
+        0;  // Longest prefix of `keys` that every layer group of the namespace can serve.
+    std::uint64_t hit_tokens = 0;  // Of those blocks (the tail not counted).
+    std::vector<Tier> tiers;       // Per hit block, the slowest over its groups.
+    std::uint32_t tail_tokens =
+        0;  // Of the longest stored tail after the last hit block; 0 when none or not asked for.
+    BlockKey tail_key;
+  };
+  // Never blocks, never pins, changes no order of eviction.
+  LookupResult Lookup(NamespaceId namespace_id, absl::Span<const BlockKey> keys, bool find_tail);
+
+  // NOT_FOUND: a miss, also when the copy on disk was damaged (counted, dropped).
+  // RESOURCE_EXHAUSTED: no host room to load it into.
+  absl::StatusOr<BlockRef> Fetch(const BlockId& id);
+
+  // --- Removal ---
+  // Hides the blocks now (all layer groups of each key); pinned pages are freed when unpinned. The
+  // number of blocks that were there. Durable.
+  absl::StatusOr<std::uint64_t> Remove(NamespaceId namespace_id, absl::Span<const BlockKey> keys);
+  // All blocks of the namespace.
+  absl::StatusOr<std::uint64_t> Clear(NamespaceId namespace_id);
+  // Moves blocks out of host memory until `bytes` are freed or nothing can leave; the number of
+  // blocks moved. With a disk tier they are written first. INVALID_ARGUMENT for a tier other than
+  // kHost.
+  absl::StatusOr<std::uint64_t> Evict(Tier tier, std::uint64_t bytes);
+
+  // --- For people ---
+  struct BlockInfo {
+    NamespaceId namespace_id = 0;
+    std::uint8_t group = 0;
+    BlockKey key;
+    Tier tier = Tier::kHost;  // The fastest tier that holds it.
+    std::uint64_t bytes = 0;
+    double age_s = 0;          // Since it was sealed here, or found on disk at start.
+    std::uint32_t leases = 0;  // References now held.
+  };
+  // Visits every block, without a lock held during `visit`, which returns false to stop. Blocks
+  // that come or go meanwhile may be missed.
+  void List(absl::FunctionRef<bool(const BlockInfo&)> visit) const;
+
+  struct VerifyResult {
+    std::uint64_t records_checked = 0;
+    std::uint64_t failures = 0;
+  };
+  // Checks every record in host memory and on disk; damaged copies are dropped and counted.
+  absl::StatusOr<VerifyResult> Verify();
+
+  StoreStats stats() const;
+
+ private:
+  friend class BlockRef;
+  friend class BlockWriter;
+  class Impl;
+  explicit TieredStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Key of an unfinished last block: (parent block key, token count), as one key. 32 bytes of SHA-256
+// over a tag, the parent and the count.
+BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_STORAGE_TIERED_STORE_H_
