@@ -1,0 +1,101 @@
+// Every block that this daemon knows, in any tier.
+//
+// A sharded hash table from BlockId (full key compared) to BlockEntry, addressed by a dense EntryId
+// that stays valid until Free. Metadata budget: at most 192 bytes a block, key and table included,
+// plus 16 bytes a page (design: index); metadata_bytes() reports it.
+//
+// Thread-safe. Entries are read and changed under their shard's lock only, inside the callbacks of
+// Find, With and ForEach; callbacks must be short and must not call the index, block or do I/O. No
+// rehash stalls a lookup for longer than one shard's table takes.
+#ifndef KVMILL_STORAGE_BLOCK_INDEX_H_
+#define KVMILL_STORAGE_BLOCK_INDEX_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "storage/core/block_key.h"
+#include "storage/eviction/policy.h"
+#include "storage/page_pool.h"
+
+namespace kvmill {
+
+// Where one page of a block is. `slot` is invalid while the block is not in host memory;
+// `page_bytes` always holds.
+struct PagePlace {
+  SlotRef slot;
+  std::uint32_t page_bytes = 0;
+  std::uint32_t reserved = 0;
+};
+static_assert(sizeof(PagePlace) == 16);
+
+enum BlockFlags : std::uint8_t {
+  kInHost = 1,     // The places are valid.
+  kOnDisk = 2,     // The disk store has it.
+  kUnwritten = 4,  // Waits for the disk or is being written: it must not leave host memory.
+  kDetached = 8,   // Not in the table any more; lives on for its references.
+};
+
+struct BlockEntry {
+  BlockId id;
+  std::uint64_t hash = 0;
+  std::uint32_t references = 0;     // Pins; pages of a referenced entry stay.
+  std::uint32_t inserted_at_s = 0;  // Of the owner's clock.
+  std::uint16_t token_count = 0;
+  std::uint8_t flags = 0;       // BlockFlags.
+  absl::Span<PagePlace> pages;  // One a layer of the group; storage belongs to the index.
+};
+
+class BlockIndex {
+ public:
+  struct Options {
+    std::uint32_t entries_max = 0;  // 1 to 2^31.
+  };
+  static absl::StatusOr<std::unique_ptr<BlockIndex>> Create(const Options& options);
+  ~BlockIndex();
+
+  // Adds a block with `page_count` empty places; `init` fills the entry before anyone can find it.
+  // ALREADY_EXISTS, RESOURCE_EXHAUSTED (naming the limit).
+  absl::StatusOr<EntryId> Insert(const BlockId& id, std::size_t page_count,
+                                 absl::FunctionRef<void(BlockEntry&)> init);
+
+  // Calls `use` with the block's entry; false when it is not in the table.
+  bool Find(const BlockId& id, absl::FunctionRef<void(EntryId, BlockEntry&)> use);
+  // The same for an entry that the caller knows to exist (detached ones included).
+  void With(EntryId entry, absl::FunctionRef<void(BlockEntry&)> use);
+
+  // One answer a key, for many keys of one namespace and group, with prefetching: the entry's flags
+  // and token count, flags 0 when absent.
+  struct Presence {
+    std::uint8_t flags = 0;
+    std::uint16_t token_count = 0;
+  };
+  void FindBatch(NamespaceId namespace_id, std::uint8_t group, absl::Span<const BlockKey> keys,
+                 absl::Span<Presence> found) const;
+
+  // Takes the entry out of the table (the id becomes free for a new block) and sets kDetached;
+  // entry and places stay until Free. `use` is called under the same lock. False when it was
+  // detached already.
+  bool Detach(EntryId entry, absl::FunctionRef<void(BlockEntry&)> use);
+  // Gives a detached entry back. Its places must be empty, nobody may refer to it.
+  void Free(EntryId entry);
+
+  // Visits blocks in the table, shard by shard, a bounded number under one lock; `visit` returns
+  // false to stop. Blocks that come or go meanwhile may be missed.
+  void ForEach(absl::FunctionRef<bool(EntryId, const BlockEntry&)> visit) const;
+
+  std::uint64_t size() const;            // Blocks in the table.
+  std::uint64_t metadata_bytes() const;  // Everything the index has allocated.
+
+ private:
+  class Impl;
+  explicit BlockIndex(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_STORAGE_BLOCK_INDEX_H_

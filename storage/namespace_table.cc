@@ -1,0 +1,83 @@
+#include "storage/namespace_table.h"
+
+#include "absl/strings/str_cat.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+
+absl::StatusOr<OpenedNamespace*> NamespaceTable::Open(absl::string_view name,
+                                                      const NamespaceSpec& spec, bool* created) {
+  *created = false;
+  if (name.empty() || name.size() > kNamespaceNameBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("namespace name of ", name.size(),
+                                                   " bytes: want 1 to ", kNamespaceNameBytesMax));
+  }
+  for (char c : name) {
+    if (static_cast<unsigned char>(c) <= ' ' || c == 127) {
+      return absl::InvalidArgumentError("namespace name holds a space or a control character");
+    }
+  }
+  KVMILL_RETURN_IF_ERROR(ValidateNamespace(spec));
+  const Fingerprint fingerprint = FingerprintOf(spec);
+
+  MutexLock lock(mu_);
+  const auto key = std::make_pair(spec.tenant, std::string(name));
+  if (auto it = by_name_.find(key); it != by_name_.end()) {
+    OpenedNamespace& bound = namespaces_[it->second];
+    if (bound.spec == spec) return &bound;
+    return absl::FailedPreconditionError(
+        absl::StrCat("namespace \"", name,
+                     "\" is bound to another identity: ", DescribeDifference(spec, bound.spec)));
+  }
+  if (auto it = by_fingerprint_.find(fingerprint); it != by_fingerprint_.end()) {
+    // The same identity under a second name: one namespace, two names.
+    by_name_[key] = it->second;
+    *created = true;
+    return &namespaces_[it->second];
+  }
+  if (namespaces_.size() >= kNamespacesMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(namespaces_.size(), " namespaces are open, at most ", kNamespacesMax));
+  }
+  const NamespaceId id = static_cast<NamespaceId>(namespaces_.size());
+  OpenedNamespace& opened = namespaces_.emplace_back();
+  opened.id = id;
+  opened.tenant_id =
+      tenants_.try_emplace(spec.tenant, static_cast<TenantId>(tenants_.size())).first->second;
+  opened.name = std::string(name);
+  opened.spec = spec;
+  opened.fingerprint = fingerprint;
+  by_name_[key] = id;
+  by_fingerprint_[fingerprint] = id;
+  *created = true;
+  return &opened;
+}
+
+OpenedNamespace* NamespaceTable::Find(NamespaceId id) const {
+  MutexLock lock(mu_);
+  // The elements are handed out for their counters; the table itself does not change.
+  return id < namespaces_.size() ? const_cast<OpenedNamespace*>(&namespaces_[id]) : nullptr;
+}
+
+OpenedNamespace* NamespaceTable::Find(absl::string_view tenant, absl::string_view name) const {
+  MutexLock lock(mu_);
+  auto it = by_name_.find(std::make_pair(std::string(tenant), std::string(name)));
+  return it == by_name_.end() ? nullptr : const_cast<OpenedNamespace*>(&namespaces_[it->second]);
+}
+
+OpenedNamespace* NamespaceTable::Find(const Fingerprint& fingerprint) const {
+  MutexLock lock(mu_);
+  auto it = by_fingerprint_.find(fingerprint);
+  return it == by_fingerprint_.end() ? nullptr
+                                     : const_cast<OpenedNamespace*>(&namespaces_[it->second]);
+}
+
+std::vector<OpenedNamespace*> NamespaceTable::All() const {
+  MutexLock lock(mu_);
+  std::vector<OpenedNamespace*> all;
+  for (const OpenedNamespace& opened : namespaces_)
+    all.push_back(const_cast<OpenedNamespace*>(&opened));
+  return all;
+}
+
+}  // namespace kvmill

@@ -1,0 +1,61 @@
+// The namespaces that this daemon knows, and the names they are bound to.
+#ifndef KVMILL_STORAGE_NAMESPACE_TABLE_H_
+#define KVMILL_STORAGE_NAMESPACE_TABLE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "storage/core/block_key.h"
+#include "storage/core/mutex.h"
+#include "storage/core/namespace.h"
+#include "storage/page_pool.h"
+
+namespace kvmill {
+
+// Constant after it was opened, but for the counters; lives as long as the table.
+struct OpenedNamespace {
+  NamespaceId id = 0;
+  TenantId tenant_id = 0;
+  std::string name;
+  NamespaceSpec spec;
+  Fingerprint fingerprint{};
+  std::atomic<std::uint64_t> tails{0};  // Stored tails; a stale value only costs or saves a probe.
+};
+
+inline constexpr std::size_t kNamespaceNameBytesMax = 128;
+inline constexpr std::size_t kNamespacesMax = 4096;
+
+// Thread-safe. Namespaces are never forgotten while the daemon runs: ids and pointers stay valid.
+class NamespaceTable {
+ public:
+  // INVALID_ARGUMENT for a bad name or spec, FAILED_PRECONDITION when the tenant's name is bound to
+  // another identity, RESOURCE_EXHAUSTED beyond kNamespacesMax. `*created` says whether it is new.
+  absl::StatusOr<OpenedNamespace*> Open(absl::string_view name, const NamespaceSpec& spec,
+                                        bool* created);
+
+  // Null when unknown.
+  OpenedNamespace* Find(NamespaceId id) const;
+  OpenedNamespace* Find(absl::string_view tenant, absl::string_view name) const;
+  OpenedNamespace* Find(const Fingerprint& fingerprint) const;
+  std::vector<OpenedNamespace*> All() const;
+
+ private:
+  mutable Mutex mu_;
+  std::deque<OpenedNamespace> namespaces_
+      ABSL_GUARDED_BY(mu_);  // By id; a deque never moves its elements.
+  std::map<std::pair<std::string, std::string>, NamespaceId> by_name_ ABSL_GUARDED_BY(mu_);
+  std::map<Fingerprint, NamespaceId> by_fingerprint_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, TenantId> tenants_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_STORAGE_NAMESPACE_TABLE_H_

@@ -1,0 +1,45 @@
+#include "storage/store_counters.h"
+
+namespace kvmill {
+namespace {
+
+template <typename Counters, typename Values>
+void Copy(const Counters& counters, Values* values) {
+  for (std::size_t i = 0; i < counters.size(); ++i) (*values)[i] = counters[i].value();
+}
+
+}  // namespace
+
+void StoreCounters::Fill(StoreStats* stats) const {
+  stats->references = references.value();
+  stats->referenced_bytes = referenced_bytes.value();
+  stats->unwritten_blocks = unwritten_blocks.value();
+  stats->pages = host_pages.value();
+  stats->tiers[static_cast<std::size_t>(Tier::kHost)].blocks = host_blocks.value();
+  stats->tiers[static_cast<std::size_t>(Tier::kDisk)].blocks = disk_blocks.value();
+  stats->lookup_hit = lookup_hit.value();
+  stats->lookup_partial = lookup_partial.value();
+  stats->lookup_miss = lookup_miss.value();
+  stats->lookup_blocks = lookup_blocks.value();
+  stats->lookup_tokens = lookup_tokens.value();
+  Copy(hit_blocks, &stats->hit_blocks);
+  Copy(hit_tokens, &stats->hit_tokens);
+  stats->stored_blocks = stored_blocks.value();
+  stats->existing_blocks = existing_blocks.value();
+  stats->rejected_blocks = rejected_blocks.value();
+  stats->raw_blocks = raw_blocks.value();
+  Copy(fetched_blocks, &stats->fetched_blocks);
+  stats->fetch_misses = fetch_misses.value();
+  Copy(raw_bytes_ingested, &stats->raw_bytes_ingested);
+  Copy(encoded_bytes_stored, &stats->encoded_bytes_stored);
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    Copy(evicted_blocks[tier], &stats->evicted_blocks[tier]);
+    stats->eviction_age_seconds[tier] = eviction_age_seconds[tier].snapshot();
+  }
+  Copy(checksum_failures, &stats->checksum_failures);
+  for (std::size_t stage = 0; stage < kStageCount; ++stage) {
+    stats->stage_seconds[stage] = stage_seconds[stage].snapshot();
+  }
+}
+
+}  // namespace kvmill
