@@ -29,28 +29,25 @@ inline constexpr int kNormalizeIterations = 8;
 inline constexpr float kScaleRoundingErrorMax = 1e-2f;
 
 enum class Frame : std::uint8_t {
-  kModel =
-      0,  // As the model computed it (post-RoPE): the encoder rotates, the decoder rotates back.
+  kModel = 0,    // As the model computed it (post-RoPE): encode rotates, decode rotates back.
   kRotated = 1,  // Already multiplied by H: neither rotates.
 };
 
 struct EncodeArgs {
   HeadPages k;  // format.group tokens of format.head_dim channels.
   HeadPages v;
-  std::byte* record =
-      nullptr;  // RecordBytes(format) bytes, any alignment; must not overlap the pages.
+  std::byte* record = nullptr;  // RecordBytes(format) bytes, any alignment; not in the pages.
 };
 
 enum class EncodeResult : std::uint8_t {
   kTile,       // `record` is complete.
-  kRaw,        // A tile cannot hold these values; the contents of `record` are unspecified.
-  kNonFinite,  // NaN or infinity in the input; the contents of `record` are unspecified. See
-               // FindNonFinite.
+  kRaw,        // A tile cannot hold these values; `record` is unspecified.
+  kNonFinite,  // NaN or infinity in K or V, see FindNonFinite; `record` is unspecified.
 };
 
-// Scratch of one encode; reuse it from call to call, one per thread.
-std::size_t EncodeScratchBytes(
-    const TileFormat& format);  // For both implementations. Align scratch to 64 bytes.
+// Scratch of one encode, for any implementation: aligned to 64 bytes, one per thread, reused from
+// call to call. Its contents mean nothing between calls.
+std::size_t EncodeScratchBytes(const TileFormat& format);
 
 // `results[i]` says what became of `tiles[i]`; sizes must match. `format` must be valid
 // (ValidateTileFormat).
@@ -59,8 +56,8 @@ void EncodeTilesReference(const TileFormat& format, Frame frame, absl::Span<cons
 void EncodeTilesCpu(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
                     absl::Span<EncodeResult> results, absl::Span<std::byte> scratch);
 
-// Where the first NaN or infinity (by token, then channel, K before V) of one head is. Slow path,
-// for the error message.
+// Where the first NaN or infinity of one head is: by token; in a token K before V, then by channel.
+// Slow path, for the error message.
 struct NonFinite {
   bool found = false;
   bool in_value = false;    // In V; otherwise in K.

@@ -4,8 +4,8 @@
 // The block's tokens lie in `token_count / page_tokens` engine pages (the last one may be partly
 // used). Channel d of token t is the 16-bit value at
 //
-//   pages[t / page_tokens] + offset_bytes + (t % page_tokens) * token_stride_bytes + d *
-//   channel_stride_bytes
+//   pages[t / page_tokens] + offset_bytes
+//       + (t % page_tokens) * token_stride_bytes + d * channel_stride_bytes
 //
 // `offset_bytes` selects K or V, layer and head inside the page, so one page list serves them all.
 // Strides need not be multiples of anything (loads are unaligned), may be padded, and

@@ -9,10 +9,8 @@
 
 namespace kvmill {
 
-enum class DType : std::uint8_t {
-  kFloat16 = 0,
-  kBFloat16 = 1
-};  // Values are written to disk and never change.
+// Values are written to disk and never change.
+enum class DType : std::uint8_t { kFloat16 = 0, kBFloat16 = 1 };
 
 inline float BitsToFloat(std::uint32_t bits) {
   float f;
@@ -43,8 +41,8 @@ inline std::uint16_t FloatToFloat16(float f) {
   const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return static_cast<std::uint16_t>(sign | 0x7E00u);
   if (magnitude >= 0x477FF000u) return static_cast<std::uint16_t>(sign | 0x7C00u);  // >= 65520
-  if (magnitude <
-      0x38800000u) {  // Below 2^-14: subnormal. Adding 0.5 lets the FPU round at bit 2^-24.
+  if (magnitude < 0x38800000u) {
+    // Below 2^-14: subnormal. Adding 0.5 lets the FPU round at bit 2^-24.
     const float shifted = BitsToFloat(magnitude) + 0.5f;
     return static_cast<std::uint16_t>(sign | (FloatToBits(shifted) - 0x3F000000u));
   }

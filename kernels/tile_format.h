@@ -9,9 +9,9 @@
 // the last dimension, low bits first. S (scale), Z (zero) and T (the other axis) are fp16,
 // little-endian. The value of a code q is
 //
-//   K[d,t] = (q * S[d] + Z[d]) * T[t]          V[t,d] = (q * S[t] + Z[t]) * T[d]        (rotated
-//   frame)
+//   K[d,t] = (q * S[d] + Z[d]) * T[t]          V[t,d] = (q * S[t] + Z[t]) * T[d]
 //
+// in the rotated frame.
 // Source of the format: arXiv:2606.03458. Everything here is constexpr and thread-safe; nothing
 // allocates but ToString.
 #ifndef KVMILL_KERNELS_TILE_FORMAT_H_
