@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds kvmill and runs its tests. The last line is 'N passed, N failed, N skipped'.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+Usage: tests/run.sh [--long] [--sanitizers] [--only REGEX] [--jobs N] [--no-install]
+
+  (no options)     build the release preset and run every test that is not labelled 'long'
+  --long           also run the tests labelled 'long', and the long forms of the others (KVMILL_LONG=1)
+  --sanitizers     afterwards build the asan and tsan presets and run their tests, without those labelled
+                   'slow' or 'long'
+  --only REGEX     only tests whose name matches
+  --jobs N         build and test N at a time (default: the number of processors)
+  --no-install     do not look for missing Debian packages
+
+Environment: KVMILL_EXTRA_DATA names a folder with more real K/V and traces; tests that want it say that they
+skip when it is not set.
+Exit code: 0 when everything passed, 1 when a build or a test failed, 2 for bad options.
+USAGE
+}
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$root"
+
+long=0 sanitizers=0 only="" jobs="$(nproc)" install=1
+while (($# > 0)); do
+  case "$1" in
+    --long) long=1 ;;
+    --sanitizers) sanitizers=1 ;;
+    --only) only="${2:?--only needs a regular expression}"; shift ;;
+    --jobs) jobs="${2:?--jobs needs a number}"; shift ;;
+    --no-install) install=0 ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "run.sh: unknown option '$1'" >&2; usage >&2; exit 2 ;;
+  esac
+  shift
+done
+
+step() { printf '\n== %s\n' "$*"; }
+
+passed=0 failed=0 skipped=0 broken=0
+
+# Adds the counts of one ctest run, read from its JUnit report, to the totals.
+count() {
+  local report="$1" attributes total bad off
+  attributes="$(grep -m1 -A8 '<testsuite' "$report" | tr '\n' ' ')"
+  number() { sed -E "s/.*[[:space:]]$1=\"([0-9]+)\".*/\1/" <<<"$attributes"; }
+  total="$(number tests)" bad="$(number failures)"
+  off=$(($(number skipped) + $(number disabled)))
+  passed=$((passed + total - bad - off)) failed=$((failed + bad)) skipped=$((skipped + off))
+}
+
+# Builds one preset and runs its tests. Extra arguments go to ctest.
+build_and_test() {
+  local preset="$1"
+  shift
+  step "$preset: configure and build ($jobs jobs)"
+  if ! cmake --preset "$preset" --log-level=WARNING -DKVMILL_TESTS=ON ||
+    ! cmake --build --preset "$preset" -j "$jobs"; then
+    echo "run.sh: the $preset build failed" >&2
+    broken=1
+    return
+  fi
+  step "$preset: test"
+  local report="$root/build/$preset/junit.xml"
+  local arguments=(--test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error --output-junit "$report")
+  [[ -z "$only" ]] || arguments+=(-R "$only")
+  rm -f "$report"
+  ctest "${arguments[@]}" "$@" || broken=1
+  if [[ -f "$report" ]]; then count "$report"; else broken=1; fi
+}
+
+if ((install)); then
+  step "packages"
+  deploy/install_packages.sh
+fi
+
+if ((long)); then
+  export KVMILL_LONG=1
+  build_and_test release
+else
+  build_and_test release -LE '^long$'
+fi
+if ((sanitizers && !broken)); then
+  build_and_test asan -LE '^(slow|long|lint)$'
+  build_and_test tsan -LE '^(slow|long|lint)$'
+fi
+
+if ((broken && failed == 0)); then
+  echo "run.sh: a build or ctest itself failed; see above" >&2
+fi
+printf '\n%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+((broken == 0 && failed == 0)) || exit 1
