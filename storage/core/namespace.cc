@@ -1,13 +1,12 @@
 #include "storage/core/namespace.h"
 
-#include <openssl/sha.h>
-
 #include <algorithm>
 #include <cstring>
 #include <set>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "storage/core/sha256.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -226,11 +225,9 @@ absl::StatusOr<NamespaceSpec> DecodeNamespace(absl::string_view bytes) {
 }
 
 Fingerprint FingerprintOf(const NamespaceSpec& spec) {
-  const std::string encoded = EncodeNamespace(spec);
-  unsigned char digest[SHA256_DIGEST_LENGTH];
-  SHA256(reinterpret_cast<const unsigned char*>(encoded.data()), encoded.size(), digest);
+  const Sha256Digest digest = Sha256(EncodeNamespace(spec));
   Fingerprint fingerprint;
-  std::memcpy(fingerprint.data(), digest, fingerprint.size());
+  std::memcpy(fingerprint.data(), digest.data(), fingerprint.size());
   return fingerprint;
 }
 
