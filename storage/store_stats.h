@@ -9,15 +9,9 @@
 #include <string>
 
 #include "storage/core/histogram.h"
+#include "storage/core/tier.h"
 
 namespace kvmill {
-
-enum class Tier : std::uint8_t { kGpu = 0, kHost = 1, kDisk = 2, kPeer = 3 };
-inline constexpr std::size_t kTierCount = 4;
-constexpr const char* TierName(Tier tier) {
-  constexpr const char* kNames[kTierCount] = {"gpu", "host", "disk", "peer"};
-  return kNames[static_cast<std::size_t>(tier)];
-}
 
 enum class EvictReason : std::uint8_t { kCapacity = 0, kAdmin = 1, kRemoved = 2, kCorrupt = 3 };
 inline constexpr std::size_t kEvictReasonCount = 4;

@@ -1,0 +1,317 @@
+// The client library: what an engine (or the CLI) links to talk to a kvmilld.
+//
+// Core and wrappers. Every call exists as `XAsync(arguments, options, done)`, which returns at once
+// and calls `done` exactly once on a thread of the library, and as a blocking `X` around it. `done`
+// (and the callbacks of a FetchSink) must not block for long and must not destroy the Client; they
+// may start other calls. Every call has a deadline. Nothing throws.
+//
+// Memory. Spans and pointers in arguments are borrowed until `done` was called (until the blocking
+// form returns): data to be stored is not copied, the transport reads it in place. That holds for
+// failed and timed-out calls too: `done` comes when the transport has let go of the memory.
+//
+// Errors. RPC-level: INVALID_ARGUMENT bad request or over a limit; NOT_FOUND unknown namespace;
+// FAILED_PRECONDITION the namespace is bound to another identity, protocol versions too far apart,
+// or a call in a forked child; RESOURCE_EXHAUSTED full, retry later; PERMISSION_DENIED admin call
+// from a place where it is not allowed; UNAVAILABLE no daemon there, it died during the call, or it
+// drains: retry later or elsewhere; DEADLINE_EXCEEDED outcome unknown. Per block: NOT_FOUND is a
+// miss; every other code is one block's failure, the others are unaffected. To an engine every
+// failure of a fetch is a miss: recompute.
+//
+// Connection. Made lazily, in the background, again after it broke (with back-off). A restarted
+// daemon shows in boot_id(); namespaces opened here are registered again by themselves.
+//
+// Fork. The library has threads: in a child process every call answers FAILED_PRECONDITION; make a
+// new Client there.
+//
+// Thread-safe. Any number of calls may run at once.
+#ifndef KVMILL_CLIENT_CLIENT_H_
+#define KVMILL_CLIENT_CLIENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/server_address.h"
+#include "storage/core/block_key.h"
+#include "storage/core/namespace.h"
+#include "storage/core/page_layout.h"
+#include "storage/core/tier.h"
+
+namespace kvmill {
+
+// K or V of some heads of one layer of one block in the engine's memory: the 16-bit value of
+// (token, head, channel) lies at
+//
+//   page(token) + (token % page_tokens) * token_stride_bytes + head * head_stride_bytes + 2 *
+//   channel
+//
+// where page(token) is `data` when page_tokens is 0 (all tokens from one address), else
+// pages[token / page_tokens] + offset_bytes. Zero-copy when the heads of a token are adjacent; fast
+// when whole pages are.
+struct KvView {
+  const std::byte* data = nullptr;
+  const std::byte* const* pages = nullptr;
+  std::size_t offset_bytes = 0;
+  std::uint32_t page_tokens = 0;
+  std::ptrdiff_t token_stride_bytes = 0;
+  std::ptrdiff_t head_stride_bytes = 0;  // 2 * head_dim when heads are adjacent.
+
+  // An array [tokens, heads, head_dim] of which `base` is the block's first token.
+  static KvView Array(const void* base, std::uint32_t heads, std::uint32_t head_dim) {
+    KvView view;
+    view.data = static_cast<const std::byte*>(base);
+    view.head_stride_bytes = std::ptrdiff_t{2} * head_dim;
+    view.token_stride_bytes = view.head_stride_bytes * heads;
+    return view;
+  }
+};
+
+// What one layer contributes to a store: K and V in 16 bits, or records.
+struct LayerInput {
+  KvView k;
+  KvView v;
+  // When not null: [heads][RecordBytes] records, sent unchanged; k and v are ignored.
+  const std::byte* records = nullptr;
+};
+
+struct StoreBlock {
+  BlockKey key;     // Ignored for a tail (token_count < block_tokens): see TailKey in storage.
+  BlockKey parent;  // Empty for the first block of a sequence.
+  std::uint32_t token_count = 0;
+  std::uint32_t block_index = 0;  // Position in its sequence.
+  // One per layer, in the order of the namespace's groups and of the layers in them; borrowed.
+  absl::Span<const LayerInput> layers;
+};
+
+enum class StoreOutcome : std::uint8_t {
+  kFailed = 0,    // See status.
+  kStored = 1,    // Complete, and at least one layer group was completed by this call.
+  kExisting = 2,  // It was there: the first bytes stay.
+  kPartial = 3,   // This call's heads are in place; other writers still owe some.
+};
+
+struct StoreBlockResult {
+  absl::Status status;  // INVALID_ARGUMENT names token, head and channel of a non-finite value.
+  StoreOutcome outcome = StoreOutcome::kFailed;
+};
+
+struct StoreResult {
+  std::vector<StoreBlockResult> blocks;  // One per StoreBlock.
+  std::uint64_t blocks_stored = 0;
+  std::uint64_t blocks_existing = 0;
+  std::uint64_t blocks_failed = 0;
+  std::uint64_t raw_bytes = 0;  // 16-bit bytes of the stored blocks.
+  std::uint64_t stored_bytes =
+      0;                         // Bytes of all their pages (records, raw heads, headers, padding),
+  std::uint64_t tile_bytes = 0;  //   of their records alone,
+  std::uint64_t tile_raw_bytes = 0;  //   and the 16-bit bytes of the tokens and heads in records.
+  std::uint64_t raw_heads = 0;       // (layer, head) pairs of them kept in 16 bits.
+};
+
+struct StoreOptions {
+  bool wait_durable = false;  // Answer when the blocks survive a crash, not only when complete.
+  // Heads that the LayerInputs hold: a tensor-parallel rank's range. head_count 0: all heads.
+  std::uint32_t head_begin = 0;
+  std::uint32_t head_count = 0;
+};
+
+// A namespace as the daemon knows it. Value type.
+struct ClientNamespace {
+  std::string name;
+  Fingerprint fingerprint{};
+  NamespaceSpec spec;  // The tenant is empty: it is the server's business.
+};
+
+struct LookupResult {
+  std::uint32_t hit_blocks = 0;   // Longest available prefix of the keys.
+  std::uint64_t hit_tokens = 0;   // Of those blocks, the tail not counted.
+  std::vector<Tier> tiers;        // Per hit block: the slowest over its layer groups.
+  std::uint32_t tail_tokens = 0;  // 0: no tail.
+  BlockKey tail_key;
+};
+
+// Where fetched pages go. Calls come one at a time per Fetch, from a thread of the library.
+class FetchSink {
+ public:
+  virtual ~FetchSink() = default;
+
+  struct PageId {
+    std::uint32_t block = 0;  // Index into the keys of the call.
+    std::uint8_t group = 0;
+    std::uint32_t layer_index = 0;  // Within the group; the model's number is in the page header.
+  };
+
+  // Where to put a page of `page_bytes`: exactly that many bytes, left alone until OnPage for the
+  // same id; or empty (the default): the library uses memory of its own that OnPage may only read
+  // during its call. If the block fails midway its memory holds nothing of use.
+  virtual absl::Span<std::byte> PageMemory(const PageId& id, std::size_t page_bytes) {
+    static_cast<void>(id), static_cast<void>(page_bytes);
+    return {};
+  }
+  // A verified page (identity and checksums). Not OK: the rest of this block is dropped and this
+  // status becomes the block's.
+  virtual absl::Status OnPage(const PageId& id, const PageView& page) = 0;
+};
+
+struct FetchBlockResult {
+  absl::Status status = absl::NotFoundError("not fetched");  // NOT_FOUND: a miss.
+  Tier tier = Tier::kHost;                                   // The slowest over its layer groups.
+  std::uint32_t token_count = 0;
+};
+
+struct FetchResult {
+  std::vector<FetchBlockResult> blocks;  // One per key.
+  std::uint64_t page_bytes = 0;          // That arrived and were verified.
+};
+
+struct TierUsage {
+  Tier tier = Tier::kHost;
+  std::uint64_t used_bytes = 0;
+  std::uint64_t capacity_bytes = 0;
+  std::uint64_t blocks = 0;
+};
+
+struct ServerStat {
+  std::uint64_t blocks = 0, pages = 0, sessions = 0, leases = 0;
+  std::vector<TierUsage> tiers;
+  std::uint64_t raw_bytes_ingested = 0, encoded_bytes_stored = 0;  // Their ratio is compression.
+  std::uint64_t lookup_blocks = 0, hit_blocks = 0;                 // Their ratio is hit_rate.
+  std::uint64_t checksum_failures = 0;
+  std::uint64_t unwritten_blocks = 0, metadata_bytes = 0;
+  std::string boot_id;  // Lower-case hex.
+  double uptime_s = 0;
+};
+
+struct ServerStatus {
+  std::string version;
+  std::uint32_t protocol_version = 0;
+  ServerStat stat;
+  bool draining = false;
+  std::string device;
+  std::string data_dir;
+  std::uint32_t encode_threads = 0;
+};
+
+struct ListedBlock {
+  std::string namespace_name;
+  BlockKey key;
+  std::uint8_t group = 0;
+  Tier tier = Tier::kHost;
+  std::uint64_t bytes = 0;
+  double age_s = 0;
+  std::uint32_t leases = 0;
+};
+
+struct VerifyResult {
+  std::uint64_t records_checked = 0;
+  std::uint64_t failures = 0;
+};
+
+struct CallOptions {
+  absl::Duration timeout = absl::ZeroDuration();  // Zero: Client::Options::timeout.
+};
+
+class Client {
+ public:
+  struct Options {
+    std::string address;                         // As ParseServerAddress takes it.
+    absl::Duration timeout = absl::Seconds(10);  // Of calls whose CallOptions say nothing. Finite.
+    std::uint64_t window_bytes = std::uint64_t{8} << 20;  // Unacknowledged bytes of one Store.
+    std::uint32_t streams =
+        1;  // Connections that the bulk bytes of one call are spread over, 1-16.
+  };
+
+  template <typename T>
+  using Done = std::function<void(absl::StatusOr<T> result)>;
+
+  // Checks the options (INVALID_ARGUMENT); does not connect yet.
+  static absl::StatusOr<std::unique_ptr<Client>> Create(const Options& options);
+  // Cancels what still runs and waits for its completions.
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // --- Namespaces ---
+  // Registers `spec` under `name` (spec.tenant is ignored). FAILED_PRECONDITION names the first
+  // difference when the name is bound to another identity.
+  absl::StatusOr<ClientNamespace> OpenNamespace(absl::string_view name, const NamespaceSpec& spec,
+                                                CallOptions call = {});
+  void OpenNamespaceAsync(absl::string_view name, const NamespaceSpec& spec, CallOptions call,
+                          Done<ClientNamespace> done);
+  // One that was registered before, by name. NOT_FOUND.
+  absl::StatusOr<ClientNamespace> FindNamespace(absl::string_view name, CallOptions call = {});
+  void FindNamespaceAsync(absl::string_view name, CallOptions call, Done<ClientNamespace> done);
+
+  // --- Blocks ---
+  absl::StatusOr<LookupResult> Lookup(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                                      bool find_tail, CallOptions call = {});
+  void LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys, bool find_tail,
+                   CallOptions call, Done<LookupResult> done);
+
+  // Results are per block; the call fails as a whole only for an RPC-level error (then some blocks
+  // may have been stored), or when not everything became durable though asked for.
+  absl::StatusOr<StoreResult> Store(const ClientNamespace& ns, absl::Span<const StoreBlock> blocks,
+                                    const StoreOptions& options, CallOptions call = {});
+  void StoreAsync(const ClientNamespace& ns, absl::Span<const StoreBlock> blocks,
+                  const StoreOptions& options, CallOptions call, Done<StoreResult> done);
+
+  // All layer groups of each key. Every page is verified against `ns`, the key and its place before
+  // `sink` sees it. A block is OK only if all its pages were.
+  absl::StatusOr<FetchResult> Fetch(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                                    FetchSink& sink, CallOptions call = {});
+  void FetchAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys, FetchSink& sink,
+                  CallOptions call, Done<FetchResult> done);
+
+  // The number of (block, layer group)s that were there.
+  absl::StatusOr<std::uint64_t> Remove(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                                       CallOptions call = {});
+  void RemoveAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys, CallOptions call,
+                   Done<std::uint64_t> done);
+  absl::StatusOr<std::uint64_t> Clear(const ClientNamespace& ns, CallOptions call = {});
+  void ClearAsync(const ClientNamespace& ns, CallOptions call, Done<std::uint64_t> done);
+  // Returns when every sealed block of the daemon is durable.
+  absl::StatusOr<std::uint64_t> Flush(CallOptions call = {});
+  void FlushAsync(CallOptions call, Done<std::uint64_t> done);
+
+  // --- For people ---
+  absl::StatusOr<ServerStat> Stat(CallOptions call = {});
+  void StatAsync(CallOptions call, Done<ServerStat> done);
+  // `ns_name` empty: all namespaces.
+  absl::StatusOr<std::vector<ListedBlock>> List(absl::string_view ns_name, CallOptions call = {});
+  void ListAsync(absl::string_view ns_name, CallOptions call, Done<std::vector<ListedBlock>> done);
+
+  // --- Admin: on the daemon's --admin address, or on its socket for its own uid and root ---
+  // bytes 0: everything that can leave.
+  absl::StatusOr<std::uint64_t> Evict(Tier tier, std::uint64_t bytes, CallOptions call = {});
+  void EvictAsync(Tier tier, std::uint64_t bytes, CallOptions call, Done<std::uint64_t> done);
+  absl::StatusOr<VerifyResult> Verify(CallOptions call = {});
+  void VerifyAsync(CallOptions call, Done<VerifyResult> done);
+  // The number of blocks made durable. The daemon takes no more stores afterwards.
+  absl::StatusOr<std::uint64_t> Drain(CallOptions call = {});
+  void DrainAsync(CallOptions call, Done<std::uint64_t> done);
+  absl::StatusOr<ServerStatus> Status(CallOptions call = {});
+  void StatusAsync(CallOptions call, Done<ServerStatus> done);
+  absl::StatusOr<std::vector<ClientNamespace>> Namespaces(CallOptions call = {});
+  void NamespacesAsync(CallOptions call, Done<std::vector<ClientNamespace>> done);
+
+  // Boot id (lower-case hex) that the daemon last showed; empty before the first answer. Another
+  // value than before means that the daemon was restarted.
+  std::string boot_id() const;
+
+ private:
+  class Impl;
+  explicit Client(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_CLIENT_CLIENT_H_

@@ -1,0 +1,75 @@
+#include "client/server_address.h"
+
+#include <sys/un.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+
+std::string HostPort::ToString() const {
+  return is_ipv6() ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+}
+
+absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
+  const auto bad = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address \"", text, "\": ", why, "; want HOST:PORT or [IPV6]:PORT"));
+  };
+  absl::string_view host;
+  absl::string_view port;
+  if (absl::StartsWith(text, "[")) {
+    const std::size_t end = text.find(']');
+    if (end == absl::string_view::npos) return bad("no closing bracket");
+    host = text.substr(1, end - 1);
+    if (host.find(':') == absl::string_view::npos) return bad("no IPv6 address in the brackets");
+    port = text.substr(end + 1);
+    if (!absl::StartsWith(port, ":")) return bad("no port");
+    port.remove_prefix(1);
+  } else {
+    const std::size_t colon = text.find(':');
+    if (colon == absl::string_view::npos) return bad("no port");
+    host = text.substr(0, colon);
+    port = text.substr(colon + 1);
+    if (port.find(':') != absl::string_view::npos) return bad("an IPv6 address needs brackets");
+  }
+  if (host.empty()) return bad("no host");
+  std::uint32_t number = 0;
+  if (port.empty() || port.size() > 5 || !absl::SimpleAtoi(port, &number) || number > 65535) {
+    return bad(absl::StrCat("port \"", port, "\" is not a number from 0 to 65535"));
+  }
+  HostPort result;
+  result.host = std::string(host);
+  result.port = static_cast<std::uint16_t>(number);
+  return result;
+}
+
+std::string ServerAddress::ToString() const {
+  return is_unix() ? absl::StrCat("unix:", unix_path) : tcp.ToString();
+}
+
+absl::StatusOr<ServerAddress> ParseServerAddress(absl::string_view text) {
+  ServerAddress address;
+  if (absl::StartsWith(text, "unix:")) {
+    const absl::string_view path = text.substr(5);
+    constexpr std::size_t kPathBytesMax = sizeof(sockaddr_un{}.sun_path) - 1;
+    if (path.empty() || path.size() > kPathBytesMax) {
+      return absl::InvalidArgumentError(absl::StrCat("address \"", text, "\": socket path of ",
+                                                     path.size(), " bytes, want 1 to ",
+                                                     kPathBytesMax));
+    }
+    address.unix_path = std::string(path);
+    return address;
+  }
+  KVMILL_ASSIGN_OR_RETURN(address.tcp, ParseHostPort(text));
+  return address;
+}
+
+std::string DefaultSocketPath(absl::string_view xdg_runtime_dir) {
+  if (xdg_runtime_dir.empty()) return "/run/kvmill/kvmill.sock";
+  return absl::StrCat(xdg_runtime_dir, "/kvmill.sock");
+}
+
+}  // namespace kvmill
