@@ -1,0 +1,221 @@
+#include "storage/rocks_database.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "rocksdb/filter_policy.h"
+#include "rocksdb/options.h"
+#include "rocksdb/statistics.h"
+#include "rocksdb/table.h"
+#include "storage/core/status_macros.h"
+#include "storage/disk_keys.h"
+
+namespace kvmill {
+namespace {
+
+constexpr char kMetaName[] = "meta";
+constexpr char kNamespacesName[] = "namespaces";
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+// Half of what the process may open, at most 4096: a blob file and a table each count as one.
+int OpenFilesMax() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 256;
+  return static_cast<int>(std::clamp<rlim_t>(limit.rlim_cur / 2, 64, 4096));
+}
+
+rocksdb::DBOptions DatabaseOptions(bool direct_io) {
+  rocksdb::DBOptions options;
+  options.create_if_missing = true;
+  options.create_missing_column_families = true;
+  options.atomic_flush = true;  // Meta and pages of a block survive together or not at all.
+  options.avoid_flush_during_shutdown = true;  // The store flushes before it closes.
+  options.max_background_flushes = 2;
+  options.max_background_compactions = 1;
+  options.max_open_files = OpenFilesMax();
+  options.skip_stats_update_on_db_open = true;
+  options.use_direct_reads = direct_io;
+  options.use_direct_io_for_flush_and_compaction = direct_io;
+  options.writable_file_max_buffer_size = 4 * kMiB;
+  options.bytes_per_sync = direct_io ? 0 : 4 * kMiB;
+  options.allow_fallocate = false;  // Files occupy what they hold: the cap counts bytes.
+  options.max_manifest_file_size = 4 * kMiB;
+  options.info_log_level = rocksdb::WARN_LEVEL;
+  options.max_log_file_size = kMiB;
+  options.keep_log_file_num = 2;
+  options.stats_dump_period_sec = 0;
+  options.stats_persist_period_sec = 0;
+  // Retries of RocksDB's own; the store retries on every Flush besides.
+  options.bgerror_resume_retry_interval = 1'000'000;
+  return options;
+}
+
+rocksdb::ColumnFamilyOptions MetaOptions(std::uint64_t memtable_bytes,
+                                         const std::shared_ptr<rocksdb::Cache>& cache) {
+  rocksdb::ColumnFamilyOptions options;
+  options.write_buffer_size = memtable_bytes;
+  options.compression = rocksdb::kNoCompression;
+  // Every flush of pages adds a small file here. Levels would rewrite all of meta every few flushes
+  // since keys are hashes; size-tiered runs rewrite an entry about log(meta / one flush) times.
+  options.compaction_style = rocksdb::kCompactionStyleUniversal;
+  options.level0_file_num_compaction_trigger = 8;
+  options.level0_slowdown_writes_trigger = 64;
+  options.level0_stop_writes_trigger = 128;
+  rocksdb::BlockBasedTableOptions table;
+  table.block_cache = cache;
+  table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
+  table.format_version = 5;
+  options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  return options;
+}
+
+rocksdb::ColumnFamilyOptions EpochOptions(std::uint64_t memtable_bytes,
+                                          const std::shared_ptr<rocksdb::Cache>& cache) {
+  rocksdb::ColumnFamilyOptions options;
+  options.write_buffer_size = memtable_bytes;
+  options.max_write_buffer_number = 4;
+  options.compression = rocksdb::kNoCompression;  // Codes of tiles are incompressible.
+  options.enable_blob_files = true;
+  options.min_blob_size = 0;
+  options.blob_file_size = 4096 * kMiB;  // One blob file a flush.
+  options.blob_compression_type = rocksdb::kNoCompression;
+  options.enable_blob_garbage_collection = false;  // An epoch is dropped whole.
+  // Tables hold page keys only and never overlap: merging them is cheap and keeps many small
+  // flushes from piling up.
+  options.compaction_style = rocksdb::kCompactionStyleUniversal;
+  options.level0_file_num_compaction_trigger = 64;
+  options.level0_slowdown_writes_trigger = 512;
+  options.level0_stop_writes_trigger = 1024;
+  rocksdb::BlockBasedTableOptions table;
+  table.block_cache = cache;
+  table.format_version = 5;
+  options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  return options;
+}
+
+}  // namespace
+
+absl::Status ToStatus(const rocksdb::Status& status, absl::string_view what) {
+  if (status.ok()) return absl::OkStatus();
+  const std::string message = absl::StrCat(what, ": ", status.ToString());
+  if (status.IsNotFound()) return absl::NotFoundError(message);
+  if (status.IsCorruption()) return absl::DataLossError(message);
+  if (status.IsNoSpace() || status.subcode() == rocksdb::Status::kSpaceLimit ||
+      absl::StrContains(message, "File too large") ||
+      absl::StrContains(message, "quota exceeded")) {
+    return absl::ResourceExhaustedError(message);
+  }
+  if (status.IsInvalidArgument() || status.IsNotSupported()) return absl::InternalError(message);
+  return absl::UnavailableError(message);
+}
+
+absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(
+    const RocksDiskStoreOptions& options, std::uint64_t memtable_bytes, bool direct_io) {
+  std::unique_ptr<RocksDatabase> database(new RocksDatabase());
+  database->statistics_ = rocksdb::CreateDBStatistics();
+  database->statistics_->set_stats_level(rocksdb::StatsLevel::kExceptHistogramOrTimers);
+  const std::shared_ptr<rocksdb::Cache> cache =
+      rocksdb::NewLRUCache(static_cast<std::size_t>(options.meta_cache_bytes));
+  database->epoch_options_ = EpochOptions(memtable_bytes, cache);
+  const rocksdb::ColumnFamilyOptions meta_options = MetaOptions(memtable_bytes, cache);
+  rocksdb::DBOptions db_options = DatabaseOptions(direct_io);
+  db_options.statistics = database->statistics_;
+
+  std::vector<std::string> names;
+  const rocksdb::Status listed =
+      rocksdb::DB::ListColumnFamilies(db_options, options.directory, &names);
+  // Without a CURRENT file there is no database yet: that is how the first start looks.
+  if (!listed.ok()) names.clear();
+  for (const char* name : {"default", kMetaName, kNamespacesName}) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+  }
+  std::vector<rocksdb::ColumnFamilyDescriptor> families;
+  for (const std::string& name : names) {
+    families.emplace_back(name, EpochOfName(name) ? database->epoch_options_ : meta_options);
+  }
+  std::vector<rocksdb::ColumnFamilyHandle*> handles;
+  rocksdb::DB* db = nullptr;
+  KVMILL_RETURN_IF_ERROR(
+      ToStatus(rocksdb::DB::Open(db_options, options.directory, families, &handles, &db),
+               absl::StrCat("disk tier ", options.directory)));
+  database->db_.reset(db);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    ColumnFamily family = database->Own(handles[i]);
+    if (const auto epoch = EpochOfName(names[i])) {
+      database->epochs_.emplace(*epoch, std::move(family));
+    } else if (names[i] == kMetaName) {
+      database->meta_ = std::move(family);
+    } else if (names[i] == kNamespacesName) {
+      database->namespaces_ = std::move(family);
+    } else if (names[i] == "default") {
+      database->default_ = std::move(family);
+    } else {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "disk tier ", options.directory, ": unknown column family \"", names[i], "\""));
+    }
+  }
+  return database;
+}
+
+RocksDatabase::~RocksDatabase() {
+  epochs_.clear();
+  default_.reset();
+  meta_.reset();
+  namespaces_.reset();
+}
+
+ColumnFamily RocksDatabase::Own(rocksdb::ColumnFamilyHandle* handle) const {
+  return ColumnFamily(handle, [db = db_.get()](rocksdb::ColumnFamilyHandle* owned) {
+    // Fails only for handles that are not the database's.
+    db->DestroyColumnFamilyHandle(owned).PermitUncheckedError();
+  });
+}
+
+absl::StatusOr<ColumnFamily> RocksDatabase::CreateEpoch(std::uint64_t epoch) {
+  rocksdb::ColumnFamilyHandle* handle = nullptr;
+  KVMILL_RETURN_IF_ERROR(
+      ToStatus(db_->CreateColumnFamily(epoch_options_, EpochName(epoch), &handle),
+               absl::StrCat("begin epoch ", epoch)));
+  return Own(handle);
+}
+
+absl::Status RocksDatabase::DropEpoch(const ColumnFamily& epoch) {
+  return ToStatus(db_->DropColumnFamily(epoch.get()),
+                  absl::StrCat("drop epoch ", epoch->GetName()));
+}
+
+absl::Status RocksDatabase::Write(rocksdb::WriteBatch* batch) {
+  rocksdb::WriteOptions options;
+  options.disableWAL = true;
+  return ToStatus(db_->Write(options, batch), "write");
+}
+
+absl::Status RocksDatabase::Flush(absl::Span<const ColumnFamily> epochs) {
+  std::vector<rocksdb::ColumnFamilyHandle*> families = {meta_.get(), namespaces_.get()};
+  for (const ColumnFamily& epoch : epochs) families.push_back(epoch.get());
+  rocksdb::FlushOptions options;
+  options.wait = true;
+  options.allow_write_stall = true;
+  return ToStatus(db_->Flush(options, families), "flush");
+}
+
+void RocksDatabase::Resume() {
+  // When it fails the next write or flush says why.
+  db_->Resume().PermitUncheckedError();
+}
+
+std::uint64_t RocksDatabase::FileBytes(rocksdb::ColumnFamilyHandle* family) const {
+  rocksdb::ColumnFamilyMetaData metadata;
+  db_->GetColumnFamilyMetaData(family, &metadata);
+  return metadata.size + metadata.blob_file_size;
+}
+
+std::uint64_t RocksDatabase::page_file_bytes_read() const {
+  return statistics_->getTickerCount(rocksdb::BLOB_DB_BLOB_FILE_BYTES_READ);
+}
+
+}  // namespace kvmill
