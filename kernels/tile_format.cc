@@ -1,6 +1,5 @@
 #include "kernels/tile_format.h"
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -45,23 +44,25 @@ absl::Status ValidateTileFormat(const TileFormat& f) {
 }
 
 absl::StatusOr<TileFormat> ParseTileFormat(std::string_view name, std::uint32_t head_dim) {
-  // k4v2_g128: single-digit widths at fixed places, then the group.
-  if (name.size() < 7 || name.size() > 8 || name[0] != 'k' || name[2] != 'v' || name[4] != '_' ||
-      name[5] != 'g') {
+  // k4v2_g64, k4v2_g128: single-digit widths at fixed places, then the group.
+  const std::size_t size = name.size();
+  if (size < 8 || size > 9 || name[0] != 'k' || name[2] != 'v' || name.substr(4, 2) != "_g" ||
+      name[6] == '0') {
     return BadName(name);
   }
-  std::uint32_t group = 0;
-  if (!absl::SimpleAtoi(absl::string_view(name.data() + 6, name.size() - 6), &group)) {
-    return BadName(name);
+  std::uint16_t group = 0;
+  for (const std::size_t digit : {1u, 3u, 6u, 7u, 8u}) {
+    if (digit >= size) continue;
+    if (name[digit] < '0' || name[digit] > '9') return BadName(name);
+    if (digit >= 6) group = static_cast<std::uint16_t>(group * 10 + (name[digit] - '0'));
   }
-  if (name[1] < '0' || name[1] > '9' || name[3] < '0' || name[3] > '9') return BadName(name);
   if (head_dim > kHeadDimMax) {
     return absl::InvalidArgumentError(absl::StrCat("head_dim ", head_dim, ": want 64, 128 or 256"));
   }
   TileFormat format;
   format.key_bits = static_cast<std::uint8_t>(name[1] - '0');
   format.value_bits = static_cast<std::uint8_t>(name[3] - '0');
-  format.group = static_cast<std::uint16_t>(group);
+  format.group = group;
   format.head_dim = static_cast<std::uint16_t>(head_dim);
   absl::Status valid = ValidateTileFormat(format);
   if (!valid.ok()) {
