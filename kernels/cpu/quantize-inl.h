@@ -1,0 +1,275 @@
+// Quantization, absorbed scales and packing of a normalized tile, and the rule of what a tile
+// cannot hold. Included once per SIMD target.
+//
+// The scale of the rows (channels of K, tokens of V) cancels in (x - lo) / scale, so only the scale
+// across the rows is applied: with y = tile / s_col, S = s_row * scale = (max y - min y) / (2^b -
+// 1) and Z = s_row * lo = min y, row by row.
+#if defined(KVMILL_KERNELS_CPU_QUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVMILL_KERNELS_CPU_QUANTIZE_INL_H_
+#undef KVMILL_KERNELS_CPU_QUANTIZE_INL_H_
+#else
+#define KVMILL_KERNELS_CPU_QUANTIZE_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/normalize-inl.h"
+#include "kernels/cpu/vectors-inl.h"
+#include "kernels/cpu/workspace.h"
+#include "kernels/encode.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvmill {
+namespace HWY_NAMESPACE {
+
+// Where the sections of one half lie in the record.
+struct HalfRecord {
+  std::byte* codes;
+  std::byte* scale;   // S
+  std::byte* zero;    // Z
+  std::byte* across;  // T
+};
+
+// Rounds `values` to fp16 into `out` and, as fp32 again, into `stored`. Returns the largest
+// magnitude.
+HWY_INLINE float StoreAsHalf(const float* values, std::size_t count, std::byte* out,
+                             float* stored) {
+  const Df d;
+  Vf largest = hn::Zero(d);
+  for (std::size_t i = 0; i < count; i += kLanes) {
+    const Vf v = hn::Load(d, values + i);
+    const Vu16 half = FloatToHalf<DType::kFloat16>(v);
+    StoreHalf(half, out + 2 * i);
+    hn::Store(HalfToFloat<DType::kFloat16>(half), d, stored + i);
+    largest = hn::Max(largest, hn::Abs(v));
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+// The first value that rounds to infinity in fp16.
+inline constexpr float kHalfOverflow = 65520.0f;
+
+// Sums that decide whether the fp16 vectors are exact enough: squares of the decoded values, and of
+// how far they move.
+struct RoundingError {
+  Vf moved, values;
+
+  HWY_INLINE RoundingError() : moved(hn::Zero(Df())), values(hn::Zero(Df())) {}
+
+  HWY_INLINE void Add(Vf exact, Vf stored) {
+    const Vf error = hn::Sub(exact, stored);
+    moved = hn::MulAdd(error, error, moved);
+    values = hn::MulAdd(exact, exact, values);
+  }
+  HWY_INLINE bool IsSmall() const {
+    const Df d;
+    constexpr float kLimit = kScaleRoundingErrorMax * kScaleRoundingErrorMax;
+    // As a product, so that 0/0 counts as 0.
+    return hn::GetLane(hn::SumOfLanes(d, moved)) <= kLimit * hn::GetLane(hn::SumOfLanes(d, values));
+  }
+};
+
+// From the kept scales across the rows: T into the record, its inverse into `weight`, and T times
+// `unit` (exact and as stored) for RoundingError. `unit` brings the largest value near 1, so that
+// squares neither overflow nor vanish.
+HWY_INLINE bool AbsorbAcross(AbsorbedScales& a, AxisState& axis, std::size_t count, float unit,
+                             std::byte* out) {
+  const Df d;
+  const float largest = StoreAsHalf(axis.best_scale, count, out, a.stored_across);
+  for (std::size_t i = 0; i < count; i += kLanes) {
+    const Vf scale = hn::Load(d, axis.best_scale + i);
+    hn::Store(hn::Div(hn::Set(d, 1.0f), scale), d, axis.weight + i);
+    hn::Store(hn::Mul(scale, hn::Set(d, unit)), d, a.across + i);
+    hn::Store(hn::Mul(hn::Load(d, a.stored_across + i), hn::Set(d, unit)), d, a.stored_across + i);
+  }
+  return largest < kHalfOverflow;
+}
+
+// From low and high of the rows first..last: S, 1/S and Z, and S and Z into the record. The paper's
+// floor of 1e-10 holds before the row's own scale is absorbed. False if one overflows fp16.
+HWY_INLINE bool AbsorbRows(AbsorbedScales& a, const float* row_scale, std::size_t first,
+                           std::size_t last, std::uint32_t code_max, const HalfRecord& out) {
+  const Df d;
+  for (std::size_t i = first; i < last; i += kLanes) {
+    const Vf range = hn::Sub(hn::Load(d, a.high + i), hn::Load(d, a.low + i));
+    const Vf floor = hn::Mul(hn::Load(d, row_scale + i), hn::Set(d, 1e-10f));
+    const Vf scale = hn::Max(hn::Div(range, hn::Set(d, static_cast<float>(code_max))), floor);
+    hn::Store(scale, d, a.scale + i);
+    hn::Store(hn::Div(hn::Set(d, 1.0f), scale), d, a.inverse + i);
+  }
+  const std::size_t count = last - first;
+  const float scale_max =
+      StoreAsHalf(a.scale + first, count, out.scale + 2 * first, a.stored_scale + first);
+  const float zero_max =
+      StoreAsHalf(a.low + first, count, out.zero + 2 * first, a.stored_zero + first);
+  return scale_max < kHalfOverflow && zero_max < kHalfOverflow;
+}
+
+// round_half_even((y - lo) / scale). No clamp: y - lo is at least 0, being the same product as lo
+// was, and at most the range, so that the quotient exceeds 2^b - 1 by rounding only.
+HWY_INLINE hn::Vec<Di32> CodesOf(Vf y, Vf low, Vf inverse) {
+  return hn::NearestInt(hn::Mul(hn::Sub(y, low), inverse));
+}
+
+// Keys: rows are channels, which are lanes here; the codes of successive tokens collect in 32-bit
+// words.
+template <std::size_t kDim, std::uint32_t kBits>
+HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float unit,
+                               const HalfRecord& out) {
+  const Df d;
+  const Di32 di;
+  AbsorbedScales& a = ws.absorbed;
+  if (!AbsorbAcross(a, ws.token, tokens, unit, out.across)) return false;
+
+  for (std::size_t i = 0; i < kDim; i += 4 * kLanes) {
+    Vf low[4];
+    Vf high[4];
+    for (std::size_t j = 0; j < 4; ++j) {
+      low[j] = hn::Mul(hn::Load(d, ws.tile + i + j * kLanes), hn::Set(d, ws.token.weight[0]));
+      high[j] = low[j];
+    }
+    for (std::size_t t = 1; t < tokens; ++t) {
+      const Vf weight = hn::Set(d, ws.token.weight[t]);
+      for (std::size_t j = 0; j < 4; ++j) {
+        const Vf y = hn::Mul(hn::Load(d, ws.tile + t * kDim + i + j * kLanes), weight);
+        low[j] = hn::Min(low[j], y);
+        high[j] = hn::Max(high[j], y);
+      }
+    }
+    for (std::size_t j = 0; j < 4; ++j) {
+      hn::Store(low[j], d, a.low + i + j * kLanes);
+      hn::Store(high[j], d, a.high + i + j * kLanes);
+    }
+  }
+  if (!AbsorbRows(a, ws.channel.best_scale, 0, kDim, (1u << kBits) - 1u, out)) return false;
+
+  constexpr std::size_t kWordTokens = 32 / kBits;
+  const std::size_t word_count = tokens / kWordTokens;
+  RoundingError error;
+  for (std::size_t word = 0; word < word_count; ++word) {
+    const std::size_t first = word * kWordTokens;
+    for (std::size_t i = 0; i < kDim; i += kLanes) {
+      const Vf low = hn::Load(d, a.low + i);
+      const Vf inverse = hn::Load(d, a.inverse + i);
+      const Vf scale = hn::Load(d, a.scale + i);
+      const Vf stored_scale = hn::Load(d, a.stored_scale + i);
+      const Vf stored_zero = hn::Load(d, a.stored_zero + i);
+      auto packed = hn::Zero(di);
+      for (std::size_t n = kWordTokens; n-- > 0;) {  // The first token ends in the low bits.
+        const std::size_t t = first + n;
+        const Vf y = hn::Mul(hn::Load(d, ws.tile + t * kDim + i), hn::Set(d, ws.token.weight[t]));
+        const auto q = CodesOf(y, low, inverse);
+        packed = hn::Or(hn::ShiftLeft<static_cast<int>(kBits)>(packed), q);
+        const Vf code = hn::ConvertTo(d, q);
+        error.Add(
+            hn::Mul(hn::MulAdd(code, scale, low), hn::Set(d, a.across[t])),
+            hn::Mul(hn::MulAdd(code, stored_scale, stored_zero), hn::Set(d, a.stored_across[t])));
+      }
+      hn::Store(hn::BitCast(Du32(), packed), Du32(), ws.words + word * kDim + i);
+    }
+  }
+  for (std::size_t channel = 0; channel < kDim; ++channel) {
+    std::byte* row = out.codes + channel * word_count * sizeof(std::uint32_t);
+    for (std::size_t word = 0; word < word_count; ++word) {
+      std::memcpy(row + word * sizeof(std::uint32_t), ws.words + word * kDim + channel,
+                  sizeof(std::uint32_t));
+    }
+  }
+  return error.IsSmall();
+}
+
+// kDim codes, a byte each, to kDim * kBits / 8 bytes.
+template <std::size_t kDim, std::uint32_t kBits>
+HWY_INLINE void PackRow(const std::uint8_t* HWY_RESTRICT codes, std::byte* HWY_RESTRICT out) {
+  if constexpr (kBits == 4) {
+    // Byte pairs as 16-bit lanes: b0 | b1 << 8 becomes b0 | b1 << 4 in the low byte.
+    const hn::CappedTag<std::uint16_t, 32> d;
+    const hn::Rebind<std::uint8_t, decltype(d)> d8;
+    constexpr std::size_t kStep = hn::MaxLanes(d);
+    for (std::size_t i = 0; i < kDim / 2; i += kStep) {
+      const auto v = hn::Load(d, reinterpret_cast<const std::uint16_t*>(codes) + i);
+      const auto packed = hn::And(hn::Or(v, hn::ShiftRight<4>(v)), hn::Set(d, 0xFF));
+      hn::StoreU(hn::TruncateTo(d8, packed), d8, reinterpret_cast<std::uint8_t*>(out) + i);
+    }
+  } else {
+    // Four bytes as one 32-bit lane: b0 | b1 << 2 | b2 << 4 | b3 << 6 in the low byte, by two
+    // foldings.
+    const Du32 d;
+    const hn::Rebind<std::uint8_t, Du32> d8;
+    for (std::size_t i = 0; i < kDim / 4; i += kLanes) {
+      auto v = hn::Load(d, reinterpret_cast<const std::uint32_t*>(codes) + i);
+      v = hn::Or(v, hn::ShiftRight<6>(v));
+      v = hn::Or(v, hn::ShiftRight<12>(v));
+      hn::StoreU(hn::TruncateTo(d8, v), d8, reinterpret_cast<std::uint8_t*>(out) + i);
+    }
+  }
+}
+
+// Values: rows are tokens.
+template <std::size_t kDim, std::uint32_t kBits>
+HWY_NOINLINE bool QuantizeValues(EncodeWorkspace& ws, std::size_t tokens, float unit,
+                                 const HalfRecord& out) {
+  const Df d;
+  const hn::Rebind<std::uint8_t, Df> d8;
+  AbsorbedScales& a = ws.absorbed;
+  if (!AbsorbAcross(a, ws.channel, kDim, unit, out.across)) return false;
+
+  RoundingError error;
+  for (std::size_t first = 0; first < tokens; first += kBlockTokens) {
+    for (std::size_t start = first; start < first + kBlockTokens; start += kLanes) {
+      Vf quad_low[kLanes / 4];
+      Vf quad_high[kLanes / 4];
+      for (std::size_t quad = 0; quad < kLanes / 4; ++quad) {
+        const float* row = ws.tile + (start + 4 * quad) * kDim;
+        Vf low[4];
+        Vf high[4];
+        for (std::size_t j = 0; j < 4; ++j) {
+          low[j] = hn::Mul(hn::Load(d, row + j * kDim), hn::Load(d, ws.channel.weight));
+          high[j] = low[j];
+        }
+        for (std::size_t i = kLanes; i < kDim; i += kLanes) {
+          const Vf weight = hn::Load(d, ws.channel.weight + i);
+          for (std::size_t j = 0; j < 4; ++j) {
+            const Vf y = hn::Mul(hn::Load(d, row + j * kDim + i), weight);
+            low[j] = hn::Min(low[j], y);
+            high[j] = hn::Max(high[j], y);
+          }
+        }
+        quad_low[quad] = ReduceBlocks4<MinOp>(low[0], low[1], low[2], low[3]);
+        quad_high[quad] = ReduceBlocks4<MaxOp>(high[0], high[1], high[2], high[3]);
+      }
+      hn::Store(ReduceQuads<MinOp>(quad_low), d, a.low + start);
+      hn::Store(ReduceQuads<MaxOp>(quad_high), d, a.high + start);
+    }
+    if (!AbsorbRows(a, ws.token.best_scale, first, first + kBlockTokens, (1u << kBits) - 1u, out)) {
+      return false;
+    }
+    for (std::size_t t = first; t < first + kBlockTokens; ++t) {
+      const Vf low = hn::Set(d, a.low[t]);
+      const Vf inverse = hn::Set(d, a.inverse[t]);
+      const Vf scale = hn::Set(d, a.scale[t]);
+      const Vf stored_scale = hn::Set(d, a.stored_scale[t]);
+      const Vf stored_zero = hn::Set(d, a.stored_zero[t]);
+      for (std::size_t i = 0; i < kDim; i += kLanes) {
+        const Vf y =
+            hn::Mul(hn::Load(d, ws.tile + t * kDim + i), hn::Load(d, ws.channel.weight + i));
+        const auto q = CodesOf(y, low, inverse);
+        hn::StoreU(hn::DemoteTo(d8, q), d8, ws.codes + i);
+        const Vf code = hn::ConvertTo(d, q);
+        error.Add(
+            hn::Mul(hn::MulAdd(code, scale, low), hn::Load(d, a.across + i)),
+            hn::Mul(hn::MulAdd(code, stored_scale, stored_zero), hn::Load(d, a.stored_across + i)));
+      }
+      PackRow<kDim, kBits>(ws.codes, out.codes + t * (kDim * kBits / 8));
+    }
+  }
+  return error.IsSmall();
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvmill
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVMILL_KERNELS_CPU_QUANTIZE_INL_H_
