@@ -3,31 +3,53 @@
 #ifndef KVMILL_TESTS_KERNELS_IMPLEMENTATIONS_H_
 #define KVMILL_TESTS_KERNELS_IMPLEMENTATIONS_H_
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "kernels/decode.h"
 #include "kernels/encode.h"
+#include "kernels/simd.h"
 
 namespace kvmill {
 
 struct Implementation {
-  std::string name;  // "reference", or the SIMD target.
+  std::string name;  // "reference", or the SIMD level.
   decltype(&EncodeTilesReference) encode;
   decltype(&DecodeTilesReference) decode;
   decltype(&DecodeTileToFloatReference) decode_to_float;
+  std::string simd;  // What Select() forces; empty for the reference.
 
-  void Select() const {}
+  // Call before the functions: the cpu ones run at the level selected last.
+  void Select() const {
+    if (!simd.empty() && !ForceCpuSimd(simd)) throw std::runtime_error("cannot run at " + simd);
+  }
 };
 
 inline const Implementation& ReferenceImplementation() {
   static const Implementation reference{"reference", EncodeTilesReference, DecodeTilesReference,
-                                        DecodeTileToFloatReference};
+                                        DecodeTileToFloatReference, ""};
   return reference;
 }
 
+inline const std::vector<Implementation>& CpuImplementations() {
+  static const std::vector<Implementation> levels = [] {
+    std::vector<Implementation> all;
+    for (const std::string_view simd : CpuSimdNames()) {
+      all.push_back({"cpu_" + std::string(simd), EncodeTilesCpu, DecodeTilesCpu,
+                     DecodeTileToFloatCpu, std::string(simd)});
+    }
+    return all;
+  }();
+  return levels;
+}
+
 inline const std::vector<Implementation>& AllImplementations() {
-  static const std::vector<Implementation> all{ReferenceImplementation()};
+  static const std::vector<Implementation> all = [] {
+    std::vector<Implementation> both{ReferenceImplementation()};
+    both.insert(both.end(), CpuImplementations().begin(), CpuImplementations().end());
+    return both;
+  }();
   return all;
 }
 

@@ -1,0 +1,109 @@
+// Encode and decode at every SIMD level of this CPU, one core: microseconds per tile, the fastest
+// and the median of the runs, and the ratio to the bound (the two passes per iteration alone).
+//
+//   encode_bench [format] [head_dim] [milliseconds per measurement]
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/decode.h"
+#include "kernels/encode.h"
+#include "kernels/encode_bound.h"
+#include "kernels/simd.h"
+
+namespace kvmill {
+namespace {
+
+constexpr std::size_t kTiles =
+    32;  // 2 MiB of input at head_dim 128: more than the caches next to the core hold for free.
+
+struct Times {
+  double fastest_us, median_us;
+};
+
+template <class Run>
+Times Measure(double milliseconds, const Run& run) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> samples;
+  const auto begin = Clock::now();
+  do {
+    const auto start = Clock::now();
+    run();
+    samples.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+  } while (std::chrono::duration<double, std::milli>(Clock::now() - begin).count() < milliseconds);
+  std::sort(samples.begin(), samples.end());
+  return {samples.front() / kTiles, samples[samples.size() / 2] / kTiles};
+}
+
+int Main(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "k4v2_g128";
+  const auto head_dim = static_cast<std::uint32_t>(argc > 2 ? std::atoi(argv[2]) : 128);
+  const double milliseconds = argc > 3 ? std::atof(argv[3]) : 300;
+  const absl::StatusOr<TileFormat> parsed = ParseTileFormat(name, head_dim);
+  if (!parsed.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(parsed.status().message()).c_str());
+    return 2;
+  }
+  const TileFormat format = *parsed;
+  const std::size_t half_values = std::size_t{format.group} * format.head_dim;
+
+  std::mt19937 random(1);
+  std::normal_distribution<float> gauss;
+  std::vector<std::uint16_t> input(2 * half_values * kTiles);
+  for (std::uint16_t& v : input) v = FloatToFloat16(gauss(random));
+  std::vector<std::uint16_t> output(input.size());
+  std::vector<std::byte> records(RecordBytes(format) * kTiles);
+  std::vector<std::byte> storage(EncodeScratchBytes(format) + 64);
+  const auto address = reinterpret_cast<std::uintptr_t>(storage.data());
+  const absl::Span<std::byte> scratch(storage.data() + (64 - address % 64) % 64,
+                                      EncodeScratchBytes(format));
+
+  std::vector<const std::byte*> in_pages(2 * kTiles);
+  std::vector<std::byte*> out_pages(2 * kTiles);
+  std::vector<EncodeArgs> encode(kTiles);
+  std::vector<DecodeArgs> decode(kTiles);
+  std::vector<EncodeResult> results(kTiles);
+  const std::ptrdiff_t stride = std::ptrdiff_t{2} * format.head_dim;
+  for (std::size_t i = 0; i < 2 * kTiles; ++i) {
+    in_pages[i] = reinterpret_cast<const std::byte*>(input.data() + i * half_values);
+    out_pages[i] = reinterpret_cast<std::byte*>(output.data() + i * half_values);
+  }
+  for (std::size_t i = 0; i < kTiles; ++i) {
+    std::byte* record = records.data() + i * RecordBytes(format);
+    encode[i].k = {&in_pages[2 * i], 0, format.group, stride, 2, DType::kFloat16};
+    encode[i].v = {&in_pages[2 * i + 1], 0, format.group, stride, 2, DType::kFloat16};
+    encode[i].record = record;
+    decode[i].record = record;
+    decode[i].k = {&out_pages[2 * i], 0, format.group, stride, 2, DType::kFloat16};
+    decode[i].v = {&out_pages[2 * i + 1], 0, format.group, stride, 2, DType::kFloat16};
+  }
+
+  const double raw_bytes = static_cast<double>(4 * half_values);
+  const auto gb_per_s = [&](double us) { return raw_bytes / us / 1e3; };
+  std::printf("%s head_dim %u, %zu tiles\n", name.c_str(), head_dim, kTiles);
+  std::printf("%-10s %10s %10s %8s %8s %8s %10s %10s %8s\n", "simd", "encode_us", "median", "GB/s",
+              "bound_us", "ratio", "decode_us", "median", "GB/s");
+  for (const std::string_view simd : CpuSimdNames()) {
+    ForceCpuSimd(simd);
+    const Times e = Measure(milliseconds, [&] {
+      EncodeTilesCpu(format, Frame::kModel, encode, absl::MakeSpan(results), scratch);
+    });
+    const double bound = MeasureEncodePassesMicroseconds(format);
+    const Times t =
+        Measure(milliseconds, [&] { DecodeTilesCpu(format, Frame::kModel, decode, scratch); });
+    std::printf("%-10s %10.2f %10.2f %8.2f %8.2f %8.2f %10.2f %10.2f %8.2f\n",
+                std::string(simd).c_str(), e.fastest_us, e.median_us, gb_per_s(e.fastest_us), bound,
+                e.fastest_us / bound, t.fastest_us, t.median_us, gb_per_s(t.fastest_us));
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvmill
+
+int main(int argc, char** argv) { return kvmill::Main(argc, argv); }
