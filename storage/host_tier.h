@@ -37,12 +37,38 @@ class HostTier {
   absl::Status Acquire(TenantId tenant, std::size_t page_bytes, std::size_t count,
                        absl::Duration wait, std::vector<SlotRef>* slots);
 
-  // The block of `entry` came to host memory (its flag is set, its places are valid) and may be
-  // evicted from now on.
-  void Add(EntryId entry, const EntryTraits& traits);
+  // A sealed block enters the index and the order at once, with these flags (kInHost among them).
+  // Takes over the slots in `places` unless it fails: ALREADY_EXISTS, or RESOURCE_EXHAUSTED when
+  // the index is full.
+  struct NewBlock {
+    BlockId id;
+    BlockKey parent;  // Empty when there is none or it is not known.
+    std::uint32_t block_index = 0;
+    std::uint16_t token_count = 0;
+    std::uint8_t flags = 0;
+    absl::Span<const PagePlace> places;
+  };
+  absl::Status AddNew(const NewBlock& block);
+  // A block that the index knows came back to host memory. False, and nothing taken over, when it
+  // is not known any more or is there already.
+  bool AddLoaded(const BlockId& id, const BlockKey& parent, absl::Span<const PagePlace> places);
+
+  // The block was used; the caller holds a reference.
   void Touch(EntryId entry);
-  // The block leaves host memory for another reason than eviction; before its entry is erased.
-  void Forget(EntryId entry);
+
+  // Takes the block out of the index and the order, now; its pages are freed with its last
+  // reference. The flags it had, 0 when it was not there. What is on disk is the caller's.
+  std::uint8_t Remove(const BlockId& id);
+  // Drops only the host copy, and the block with it when it is nowhere else. False when it is not
+  // in host memory or referenced.
+  bool DropHostCopy(const BlockId& id);
+  // The disk no longer has it: clears kOnDisk, and removes the block when host memory has no copy
+  // either.
+  void DiskCopyIsGone(const BlockId& id);
+
+  // Drops a reference that was taken under the entry's lock (references + 1) from a block in host
+  // memory.
+  void Release(EntryId entry);
 
   struct Evicted {
     std::uint64_t blocks = 0;
@@ -54,11 +80,19 @@ class HostTier {
   // Something that Acquire may be waiting for happened: a block was written or released.
   void RoomMayHaveComeFree();
 
-  // Gives the pages back to the pool and empties the places. Under no lock of the index but the
-  // entry's.
+  // Gives the pages back to the pool and empties the places; under the entry's lock.
   void ReleasePages(absl::Span<PagePlace> places);
 
  private:
+  EntryTraits TraitsOf(const BlockId& id, const BlockKey& parent, std::uint32_t block_index)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);
+  std::uint32_t NowSeconds() const;
+  // The gauges of a block that came to (sign +1) or left (-1) host memory.
+  void CountHostBlock(std::size_t page_count, int sign);
+  // Detach and, when nobody refers to it, free. Every detach happens under policy_mu_, so no two
+  // meet.
+  std::uint8_t RemoveLocked(EntryId entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);
+
   PagePool& pool_;
   BlockIndex& index_;
   const Clock& clock_;

@@ -1,0 +1,308 @@
+#include "storage/tiered_store.h"
+
+#include <openssl/sha.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/core/log.h"
+#include "storage/core/status_macros.h"
+#include "storage/eviction/policy.h"
+#include "storage/tiered_store_impl.h"
+
+namespace kvmill {
+namespace {
+
+TieredStore::NamespaceInfo InfoOf(const OpenedNamespace& space, absl::string_view name) {
+  return {space.id, std::string(name), space.spec, space.fingerprint};
+}
+
+// The most blocks that may be asked for so that the policy's queues fit: what the host tier holds
+// if blocks were 64 KiB, a small model's. Larger blocks only leave ghosts for more of them.
+std::uint32_t PolicyCapacity(const TieredStore::Options& options) {
+  const std::uint64_t blocks = std::max<std::uint64_t>(1, options.host_bytes / 65536);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(blocks, options.blocks_max));
+}
+
+}  // namespace
+
+BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count) {
+  const std::string input = absl::StrCat("kvmill-tail-1", absl::string_view("\0", 1), parent.view(),
+                                         absl::string_view("\0", 1), token_count);
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(reinterpret_cast<const unsigned char*>(input.data()), input.size(), digest);
+  return *BlockKey::FromBytes(
+      absl::string_view(reinterpret_cast<const char*>(digest), sizeof(digest)));
+}
+
+BlockRef::BlockRef(BlockRef&& other) noexcept { *this = std::move(other); }
+
+BlockRef& BlockRef::operator=(BlockRef&& other) noexcept {
+  if (this == &other) return *this;
+  Reset();
+  store_ = std::exchange(other.store_, nullptr);
+  entry_ = other.entry_;
+  token_count_ = other.token_count_;
+  tier_ = other.tier_;
+  pages_ = std::move(other.pages_);
+  return *this;
+}
+
+BlockRef::~BlockRef() { Reset(); }
+
+void BlockRef::Reset() {
+  if (store_ == nullptr) return;
+  std::uint64_t bytes = 0;
+  for (const auto& page : pages_) bytes += page.size();
+  store_->impl_->ReleaseReference(entry_, bytes);
+  store_ = nullptr;
+}
+
+TieredStore::Impl::Impl(const Options& options, const Clock& clock, std::unique_ptr<DiskStore> disk)
+    : options_(options), clock_(clock), disk_(std::move(disk)) {}
+
+TieredStore::Impl::~Impl() {
+  if (maintenance_.joinable()) {
+    {
+      MutexLock lock(maintenance_mu_);
+      stopping_ = true;
+    }
+    stop_changed_.NotifyAll();
+    maintenance_.join();
+  }
+  {
+    MutexLock lock(assemblies_mu_);
+    assemblies_.clear();
+  }
+  write_behind_.reset();
+}
+
+absl::Status TieredStore::Impl::Start() {
+  PagePool::Options pool_options;
+  pool_options.capacity_bytes = options_.host_bytes;
+  pool_options.arena_bytes = options_.arena_bytes;
+  pool_options.prefault = options_.prefault;
+  pool_options.progress = options_.prefault_progress;
+  KVMILL_ASSIGN_OR_RETURN(pool_, PagePool::Create(pool_options));
+  KVMILL_ASSIGN_OR_RETURN(index_, BlockIndex::Create({.entries_max = options_.blocks_max}));
+  const std::string_view policy_name = options_.eviction_policy.empty()
+                                           ? kDefaultEvictionPolicy
+                                           : std::string_view(options_.eviction_policy);
+  KVMILL_ASSIGN_OR_RETURN(
+      std::unique_ptr<EvictionPolicy> policy,
+      CreateEvictionPolicy(policy_name, {.entries_max = options_.blocks_max,
+                                         .capacity_blocks = PolicyCapacity(options_)}));
+  host_ = std::make_unique<HostTier>(*pool_, *index_, std::move(policy), clock_, counters_);
+  if (disk_ != nullptr) {
+    disk_->SetEvictedCallback([this](absl::Span<const DiskBlockId> ids) {
+      for (const DiskBlockId& id : ids) {
+        const OpenedNamespace* space = namespaces_.Find(id.fingerprint);
+        if (space != nullptr) host_->DiskCopyIsGone({space->id, id.group, id.key});
+      }
+      counters_.evicted(Tier::kDisk, EvictReason::kCapacity).Add(ids.size());
+    });
+    loader_ = std::make_unique<DiskLoader>(*disk_, *pool_, *index_, *host_, clock_, counters_);
+    KVMILL_RETURN_IF_ERROR(RecoverFromDisk());
+    write_behind_ = std::make_unique<WriteBehind>(*disk_, *pool_, *index_, *host_, namespaces_,
+                                                  clock_, counters_);
+  }
+  maintenance_ = std::thread([this] { RunMaintenance(); });
+  return absl::OkStatus();
+}
+
+bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, BlockRef* ref) {
+  EntryId entry = kNoEntry;
+  std::uint64_t bytes = 0;
+  index_->Find(id, [&](EntryId found, BlockEntry& e) {
+    if ((e.flags & kInHost) == 0) return;
+    entry = found;
+    ++e.references;
+    ref->token_count_ = e.token_count;
+    ref->pages_.clear();
+    ref->pages_.reserve(e.pages.size());
+    for (const PagePlace& place : e.pages) {
+      ref->pages_.push_back(pool_->Bytes(place.slot).first(place.page_bytes));
+      bytes += place.page_bytes;
+    }
+  });
+  if (entry == kNoEntry) return false;
+  ref->store_ = store;
+  ref->entry_ = entry;
+  counters_.references.Add();
+  counters_.referenced_bytes.Add(bytes);
+  host_->Touch(entry);
+  return true;
+}
+
+void TieredStore::Impl::ReleaseReference(EntryId entry, std::uint64_t bytes) {
+  counters_.references.Subtract();
+  counters_.referenced_bytes.Subtract(bytes);
+  host_->Release(entry);
+}
+
+absl::Status TieredStore::Impl::RecoverFromDisk() {
+  KVMILL_ASSIGN_OR_RETURN(const std::vector<DiskStore::NamespaceRecord> records,
+                          disk_->Namespaces());
+  for (const DiskStore::NamespaceRecord& record : records) {
+    absl::StatusOr<NamespaceSpec> spec = DecodeNamespace(record.encoding);
+    bool created = false;
+    absl::Status opened =
+        spec.ok() ? namespaces_.Open(record.name, *spec, &created).status() : spec.status();
+    // Its blocks are unreachable without it, and only those: the others are served.
+    if (!opened.ok())
+      LogError(absl::StrCat("disk tier: namespace \"", record.name,
+                            "\" is skipped: ", opened.message()));
+  }
+  const std::uint32_t now_s = static_cast<std::uint32_t>(clock_.MonotonicNanos() / 1'000'000'000);
+  std::vector<DiskBlockId> useless;
+  std::uint64_t recovered = 0;
+  absl::Status full;
+  KVMILL_RETURN_IF_ERROR(disk_->Scan([&](const DiskBlockMeta& meta) {
+    OpenedNamespace* space = namespaces_.Find(meta.id.fingerprint);
+    if (space == nullptr || meta.id.group >= space->spec.groups.size() ||
+        space->spec.groups[meta.id.group].layers.size() != meta.page_bytes.size()) {
+      useless.push_back(meta.id);
+      return true;
+    }
+    const BlockId id{space->id, meta.id.group, meta.id.key};
+    absl::Status inserted =
+        index_
+            ->Insert(id, meta.page_bytes.size(),
+                     [&](BlockEntry& e) {
+                       e.token_count = meta.token_count;
+                       e.flags = kOnDisk;
+                       e.inserted_at_s = now_s;
+                       for (std::size_t i = 0; i < meta.page_bytes.size(); ++i) {
+                         e.pages[i].page_bytes = meta.page_bytes[i];
+                       }
+                     })
+            .status();
+    if (absl::IsResourceExhausted(inserted)) {
+      full = inserted;
+      return false;
+    }
+    if (meta.token_count < space->spec.block_tokens)
+      space->tails.fetch_add(1, std::memory_order_relaxed);
+    ++recovered;
+    return true;
+  }));
+  if (!full.ok())
+    LogWarning(absl::StrCat("disk tier: only part of the blocks was indexed: ", full.message()));
+  if (!useless.empty()) {
+    LogWarning(
+        absl::StrCat("disk tier: ", useless.size(), " blocks of unknown namespaces are removed"));
+    KVMILL_RETURN_IF_ERROR(disk_->Remove(useless));
+  }
+  counters_.disk_blocks.Add(recovered);
+  return absl::OkStatus();
+}
+
+TieredStore::TieredStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TieredStore::~TieredStore() = default;
+
+absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Create(const Options& options,
+                                                                 const Clock& clock,
+                                                                 std::unique_ptr<DiskStore> disk) {
+  auto impl = std::make_unique<Impl>(options, clock, std::move(disk));
+  KVMILL_RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<TieredStore>(new TieredStore(std::move(impl)));
+}
+
+absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::OpenNamespace(absl::string_view name,
+                                                                      const NamespaceSpec& spec) {
+  bool created = false;
+  KVMILL_ASSIGN_OR_RETURN(OpenedNamespace * space, impl_->namespaces_.Open(name, spec, &created));
+  if (created && impl_->disk_ != nullptr) {
+    KVMILL_RETURN_IF_ERROR(impl_->disk_->PutNamespace({std::string(name), EncodeNamespace(spec)}));
+  }
+  return InfoOf(*space, name);
+}
+
+absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::FindNamespace(
+    absl::string_view tenant, absl::string_view name) const {
+  const OpenedNamespace* space = impl_->namespaces_.Find(tenant, name);
+  if (space == nullptr)
+    return absl::NotFoundError(absl::StrCat("namespace \"", name, "\" is not known here"));
+  return InfoOf(*space, name);
+}
+
+absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::FindNamespace(
+    absl::string_view tenant, const Fingerprint& fingerprint) const {
+  const OpenedNamespace* space = impl_->namespaces_.Find(fingerprint);
+  if (space == nullptr || space->spec.tenant != tenant) {
+    return absl::NotFoundError(
+        absl::StrCat("namespace ", ToHex(fingerprint), " is not known here"));
+  }
+  return InfoOf(*space, space->name);
+}
+
+std::vector<TieredStore::NamespaceInfo> TieredStore::Namespaces() const {
+  std::vector<NamespaceInfo> infos;
+  for (const OpenedNamespace* space : impl_->namespaces_.All())
+    infos.push_back(InfoOf(*space, space->name));
+  return infos;
+}
+
+absl::StatusOr<BlockWriter> TieredStore::BeginStore(const BlockId& id, const BlockOrigin& origin) {
+  KVMILL_ASSIGN_OR_RETURN(std::shared_ptr<BlockWriter::Assembly> assembly,
+                          impl_->BeginStore(id, origin));
+  return BlockWriter(std::move(assembly));
+}
+
+absl::Status TieredStore::MakeDurable(absl::Span<const BlockId> ids,
+                                      absl::Span<absl::Status> results) {
+  if (impl_->write_behind_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "no disk tier: start kvmilld with --data-dir to store durably");
+  }
+  impl_->write_behind_->MakeDurable(ids, results);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::uint64_t> TieredStore::Flush() {
+  std::vector<BlockId> unwritten;
+  impl_->index_->ForEach([&](EntryId, const BlockEntry& e) {
+    if ((e.flags & kInHost) != 0 && (e.flags & kOnDisk) == 0) unwritten.push_back(e.id);
+    return true;
+  });
+  std::vector<absl::Status> results(unwritten.size());
+  KVMILL_RETURN_IF_ERROR(MakeDurable(unwritten, absl::MakeSpan(results)));
+  std::uint64_t flushed = 0;
+  for (const absl::Status& result : results) {
+    if (absl::IsNotFound(result)) continue;  // Removed meanwhile.
+    KVMILL_RETURN_IF_ERROR(result);
+    ++flushed;
+  }
+  return flushed;
+}
+
+absl::StatusOr<BlockRef> TieredStore::Fetch(const BlockId& id) {
+  const OpenedNamespace* space = impl_->namespaces_.Find(id.namespace_id);
+  if (space == nullptr || id.group >= space->spec.groups.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "namespace ", id.namespace_id, " with layer group ", int{id.group}, " is not open"));
+  }
+  BlockRef ref;
+  Tier tier = Tier::kHost;
+  // A block that was loaded may be evicted again before it is referenced; a bounded number of
+  // times.
+  for (int attempt = 0; attempt < 8; ++attempt) {
+    if (impl_->TryReference(this, id, &ref)) {
+      ref.tier_ = tier;
+      impl_->counters_.fetched_blocks[Index(tier)].Add();
+      return ref;
+    }
+    bool on_disk = false;
+    impl_->index_->Find(id, [&](EntryId, BlockEntry& e) { on_disk = (e.flags & kOnDisk) != 0; });
+    if (!on_disk || impl_->loader_ == nullptr) break;
+    absl::Status loaded = impl_->loader_->Load(*space, id, impl_->options_.room_wait);
+    if (absl::IsNotFound(loaded)) break;
+    KVMILL_RETURN_IF_ERROR(loaded);
+    tier = Tier::kDisk;
+  }
+  impl_->counters_.fetch_misses.Add();
+  return absl::NotFoundError("miss");
+}
+
+}  // namespace kvmill

@@ -1,0 +1,92 @@
+// The parts of the tiered store and how they hang together. Internal to storage/.
+//
+//   BeginStore -> Assembly -> Commit -> HostTier (pool, policy, index) -> WriteBehind -> DiskStore
+//   Fetch      -> HostTier reference,   or DiskLoader -> HostTier
+//
+// Members are destroyed bottom-up: the write-behind queue drains into a disk that is still there.
+#ifndef KVMILL_STORAGE_TIERED_STORE_IMPL_H_
+#define KVMILL_STORAGE_TIERED_STORE_IMPL_H_
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "storage/assembly.h"
+#include "storage/block_index.h"
+#include "storage/core/mutex.h"
+#include "storage/disk_loader.h"
+#include "storage/host_tier.h"
+#include "storage/namespace_table.h"
+#include "storage/page_pool.h"
+#include "storage/store_counters.h"
+#include "storage/tiered_store.h"
+#include "storage/write_behind.h"
+
+namespace kvmill {
+
+constexpr std::size_t Index(Tier tier) { return static_cast<std::size_t>(tier); }
+
+class TieredStore::Impl : public AssemblyHost {
+ public:
+  Impl(const Options& options, const Clock& clock, std::unique_ptr<DiskStore> disk);
+  ~Impl() override;
+  absl::Status Start();
+
+  // AssemblyHost.
+  PagePool& pool() override { return *pool_; }
+  const Clock& clock() const override { return clock_; }
+  absl::Status AcquirePages(TenantId tenant, std::size_t page_bytes, std::size_t count,
+                            std::vector<SlotRef>* slots) override;
+  absl::Status Commit(SealedBlock block) override;
+  void Abandoned(const BlockId& id) override;
+  void ObserveEncode(double seconds) override {
+    counters_.ObserveStage(Stage::kStoreEncode, seconds);
+  }
+
+  absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> BeginStore(const BlockId& id,
+                                                                    const BlockOrigin& origin);
+  void GiveUpStaleAssemblies();
+
+  // Takes a reference when the block is in host memory and fills `ref`.
+  bool TryReference(TieredStore* store, const BlockId& id, BlockRef* ref);
+  void ReleaseReference(EntryId entry, std::uint64_t bytes);
+  absl::StatusOr<std::uint64_t> RemoveBlocks(absl::Span<const BlockId> ids);
+
+  const Options options_;
+  const Clock& clock_;
+  StoreCounters counters_;
+  NamespaceTable namespaces_;
+  std::unique_ptr<PagePool> pool_;
+  std::unique_ptr<BlockIndex> index_;
+  std::unique_ptr<HostTier> host_;
+  std::unique_ptr<DiskStore> disk_;  // Null: no disk tier; then so are the next two.
+  std::unique_ptr<DiskLoader> loader_;
+  std::unique_ptr<WriteBehind> write_behind_;
+
+  Mutex assemblies_mu_;
+  // Shared: the table, every writer, and a time-out that gives up while writers are inside.
+  absl::flat_hash_map<BlockId, std::shared_ptr<BlockWriter::Assembly>> assemblies_
+      ABSL_GUARDED_BY(assemblies_mu_);
+
+ private:
+  absl::Status RecoverFromDisk();
+  absl::Status CheckOrigin(const BlockId& id, const BlockOrigin& origin) const;
+  // The assembly to join, null when there is none; ALREADY_EXISTS when the block is sealed.
+  absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> Join(const BlockId& id,
+                                                              const BlockOrigin& origin)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(assemblies_mu_);
+  // A complete block makes the tails of its parent useless.
+  void RemoveTailsOf(const SealedBlock& block);
+  void RunMaintenance();
+
+  Mutex maintenance_mu_;
+  CondVar stop_changed_;
+  bool stopping_ ABSL_GUARDED_BY(maintenance_mu_) = false;
+  std::thread maintenance_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_STORAGE_TIERED_STORE_IMPL_H_

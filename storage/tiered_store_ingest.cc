@@ -1,0 +1,173 @@
+// The way in: from BeginStore to a block in the index.
+#include <algorithm>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "storage/core/log.h"
+#include "storage/core/status_macros.h"
+#include "storage/tiered_store_impl.h"
+
+namespace kvmill {
+
+absl::Status TieredStore::Impl::CheckOrigin(const BlockId& id, const BlockOrigin& origin) const {
+  const OpenedNamespace* space = namespaces_.Find(id.namespace_id);
+  if (space == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat("namespace ", id.namespace_id, " is not open"));
+  if (id.key.empty()) return absl::InvalidArgumentError("block key of 0 bytes: want 1 to 64");
+  if (id.group >= space->spec.groups.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "layer group ", int{id.group}, ": the namespace has ", space->spec.groups.size()));
+  }
+  if (origin.token_count == 0 || origin.token_count > space->spec.block_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("token_count ", origin.token_count, ": want 1 to ", space->spec.block_tokens));
+  }
+  if (origin.token_count < space->spec.block_tokens &&
+      !(id.key == TailKey(origin.parent, origin.token_count))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block ", id.key.ToHex(), " of ", origin.token_count,
+                     " tokens is a tail, and a tail's key is TailKey(parent, tokens)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TieredStore::Impl::AcquirePages(TenantId tenant, std::size_t page_bytes,
+                                             std::size_t count, std::vector<SlotRef>* slots) {
+  return host_->Acquire(tenant, page_bytes, count, options_.room_wait, slots);
+}
+
+absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> TieredStore::Impl::BeginStore(
+    const BlockId& id, const BlockOrigin& origin) {
+  KVMILL_RETURN_IF_ERROR(CheckOrigin(id, origin));
+  GiveUpStaleAssemblies();
+  {
+    MutexLock lock(assemblies_mu_);
+    KVMILL_ASSIGN_OR_RETURN(std::shared_ptr<BlockWriter::Assembly> joined, Join(id, origin));
+    if (joined != nullptr) return joined;
+  }
+  // Getting memory may take a while: no lock is held, and whoever comes second drops what it got.
+  auto made = std::make_shared<BlockWriter::Assembly>(*this, *namespaces_.Find(id.namespace_id), id,
+                                                      origin);
+  absl::Status prepared = made->Prepare();
+  if (!prepared.ok()) {
+    counters_.rejected_blocks.Add();
+    return prepared;
+  }
+  MutexLock lock(assemblies_mu_);
+  KVMILL_ASSIGN_OR_RETURN(std::shared_ptr<BlockWriter::Assembly> joined, Join(id, origin));
+  if (joined != nullptr) return joined;
+  assemblies_[id] = made;
+  return made;
+}
+
+absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> TieredStore::Impl::Join(
+    const BlockId& id, const BlockOrigin& origin) {
+  if (auto it = assemblies_.find(id); it != assemblies_.end()) {
+    if (it->second->origin() == origin) return it->second;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "block ", id.key.ToHex(), " is being stored with another parent, index or token count"));
+  }
+  // After the table, because Commit enters the index before it leaves the table.
+  if (index_->Find(id, [](EntryId, BlockEntry&) {})) {
+    counters_.existing_blocks.Add();
+    return absl::AlreadyExistsError("the block is in the store");
+  }
+  return std::shared_ptr<BlockWriter::Assembly>();
+}
+
+absl::Status TieredStore::Impl::Commit(SealedBlock block) {
+  std::vector<PagePlace> places(block.slots.size());
+  for (std::size_t i = 0; i < places.size(); ++i)
+    places[i] = PagePlace{block.slots[i], block.page_bytes[i], 0};
+  HostTier::NewBlock entry;
+  entry.id = block.id;
+  entry.parent = block.origin.parent;
+  entry.block_index = block.origin.block_index;
+  entry.token_count = static_cast<std::uint16_t>(block.origin.token_count);
+  entry.flags =
+      static_cast<std::uint8_t>(write_behind_ != nullptr ? kInHost | kUnwritten : kInHost);
+  entry.places = places;
+  absl::Status added = host_->AddNew(entry);
+  {
+    MutexLock lock(assemblies_mu_);
+    assemblies_.erase(block.id);
+  }
+  if (!added.ok()) {
+    for (SlotRef slot : block.slots) pool_->Release(slot);
+    return added;
+  }
+  const bool tail = block.origin.token_count < block.space->spec.block_tokens;
+  if (tail) block.space->tails.fetch_add(1, std::memory_order_relaxed);
+  counters_.stored_blocks.Add();
+  if (block.raw_heads > 0) counters_.raw_blocks.Add();
+  const std::size_t format =
+      FormatNameIndex(FormatOf(block.space->spec, block.space->spec.groups[block.id.group]));
+  counters_.raw_bytes_ingested[format].Add(block.raw_bytes);
+  counters_.encoded_bytes_stored[format].Add(block.stored_bytes);
+  if (write_behind_ != nullptr) write_behind_->Enqueue(block.id, block.origin.parent);
+  if (!tail && block.space->tails.load(std::memory_order_relaxed) > 0) RemoveTailsOf(block);
+  return absl::OkStatus();
+}
+
+void TieredStore::Impl::RemoveTailsOf(const SealedBlock& block) {
+  std::vector<BlockKey> keys;
+  for (std::uint32_t tokens = 1; tokens < block.space->spec.block_tokens; ++tokens) {
+    keys.push_back(TailKey(block.origin.parent, tokens));
+  }
+  std::vector<BlockIndex::Presence> found(keys.size());
+  index_->FindBatch(block.id.namespace_id, block.id.group, keys, absl::MakeSpan(found));
+  std::vector<BlockId> tails;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (found[i].flags != 0) tails.push_back({block.id.namespace_id, block.id.group, keys[i]});
+  }
+  if (tails.empty()) return;
+  // Not flushed: a tail that comes back after a crash is still right.
+  for (const BlockId& id : tails) {
+    const std::uint8_t flags = host_->Remove(id);
+    if (flags == 0) continue;
+    block.space->tails.fetch_sub(1, std::memory_order_relaxed);
+    if ((flags & kOnDisk) != 0) disk_->Remove({write_behind_->DiskIdOf(id)}).IgnoreError();
+  }
+}
+
+void TieredStore::Impl::Abandoned(const BlockId& id) {
+  counters_.rejected_blocks.Add();
+  // The pages go back to the pool with the last writer, outside the lock.
+  std::shared_ptr<BlockWriter::Assembly> dropped;
+  MutexLock lock(assemblies_mu_);
+  if (auto it = assemblies_.find(id); it != assemblies_.end()) {
+    dropped = std::move(it->second);
+    assemblies_.erase(it);
+  }
+}
+
+void TieredStore::Impl::GiveUpStaleAssemblies() {
+  const std::int64_t oldest_nanos =
+      clock_.MonotonicNanos() - absl::ToInt64Nanoseconds(options_.assembly_timeout);
+  std::vector<std::shared_ptr<BlockWriter::Assembly>> stale;
+  {
+    MutexLock lock(assemblies_mu_);
+    for (const auto& [id, assembly] : assemblies_) {
+      if (assembly->last_progress_nanos() < oldest_nanos) stale.push_back(assembly);
+    }
+  }
+  for (const auto& assembly : stale) {
+    assembly->Abandon(absl::AbortedError(
+        absl::StrCat("not completed within ", absl::FormatDuration(options_.assembly_timeout),
+                     " of the last write")));
+  }
+  if (!stale.empty()) host_->RoomMayHaveComeFree();
+}
+
+void TieredStore::Impl::RunMaintenance() {
+  for (;;) {
+    {
+      MutexLock lock(maintenance_mu_);
+      if (!stopping_) stop_changed_.WaitFor(maintenance_mu_, std::chrono::seconds(1));
+      if (stopping_) return;
+    }
+    GiveUpStaleAssemblies();
+  }
+}
+
+}  // namespace kvmill

@@ -1,0 +1,92 @@
+// How far a prefix of keys reaches, over all layer groups.
+#include <algorithm>
+
+#include "storage/tiered_store_impl.h"
+
+namespace kvmill {
+
+TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
+                                              absl::Span<const BlockKey> keys, bool find_tail) {
+  LookupResult result;
+  const OpenedNamespace* space = impl_->namespaces_.Find(namespace_id);
+  if (space == nullptr) return result;
+  const std::vector<LayerGroup>& groups = space->spec.groups;
+  std::vector<std::vector<BlockIndex::Presence>> found(
+      groups.size(), std::vector<BlockIndex::Presence>(keys.size()));
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    impl_->index_->FindBatch(namespace_id, static_cast<std::uint8_t>(g), keys,
+                             absl::MakeSpan(found[g]));
+  }
+
+  // Full attention bounds the prefix from above; then the longest prefix whose last window of
+  // blocks every window group has.
+  std::size_t hit = keys.size();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].attention != AttentionKind::kFull) continue;
+    std::size_t present = 0;
+    while (present < hit && found[g][present].flags != 0) ++present;
+    hit = present;
+  }
+  for (bool agreed = false; !agreed && hit > 0;) {
+    agreed = true;
+    for (std::size_t g = 0; g < groups.size() && agreed; ++g) {
+      if (groups[g].attention != AttentionKind::kWindow) continue;
+      const std::size_t window =
+          (groups[g].window_tokens + space->spec.block_tokens - 1) / space->spec.block_tokens;
+      const std::size_t first = hit - std::min(hit, window);
+      for (std::size_t i = hit; i-- > first;) {
+        if (found[g][i].flags != 0) continue;
+        hit = i;  // Every prefix that ends after block i and not after here has it in its window.
+        agreed = false;
+        break;
+      }
+    }
+  }
+
+  result.hit_blocks = static_cast<std::uint32_t>(hit);
+  for (std::size_t i = 0; i < hit; ++i) {
+    Tier slowest = Tier::kHost;
+    std::uint32_t tokens = 0;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const BlockIndex::Presence& block = found[g][i];
+      if (block.flags == 0) continue;  // Before a window.
+      if ((block.flags & kInHost) == 0) slowest = Tier::kDisk;
+      tokens = std::max<std::uint32_t>(tokens, block.token_count);
+    }
+    result.tiers.push_back(slowest);
+    result.hit_tokens += tokens;
+    impl_->counters_.hit_blocks[Index(slowest)].Add();
+    impl_->counters_.hit_tokens[Index(slowest)].Add(tokens);
+  }
+  if (find_tail && space->tails.load(std::memory_order_relaxed) > 0) {
+    const BlockKey parent = hit == 0 ? BlockKey{} : keys[hit - 1];
+    std::vector<BlockKey> tails;
+    for (std::uint32_t tokens = space->spec.block_tokens - 1; tokens > 0; --tokens) {
+      tails.push_back(TailKey(parent, tokens));
+    }
+    std::vector<bool> everywhere(tails.size(), true);
+    std::vector<BlockIndex::Presence> present(tails.size());
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      impl_->index_->FindBatch(namespace_id, static_cast<std::uint8_t>(g), tails,
+                               absl::MakeSpan(present));
+      for (std::size_t i = 0; i < tails.size(); ++i)
+        everywhere[i] = everywhere[i] && present[i].flags != 0;
+    }
+    const auto longest = std::find(everywhere.begin(), everywhere.end(), true);
+    if (longest != everywhere.end()) {
+      const std::size_t at = static_cast<std::size_t>(longest - everywhere.begin());
+      result.tail_tokens = static_cast<std::uint32_t>(space->spec.block_tokens - 1 - at);
+      result.tail_key = tails[at];
+    }
+  }
+
+  impl_->counters_.lookup_blocks.Add(keys.size());
+  impl_->counters_.lookup_tokens.Add(keys.size() * space->spec.block_tokens);
+  (hit == 0             ? impl_->counters_.lookup_miss
+   : hit == keys.size() ? impl_->counters_.lookup_hit
+                        : impl_->counters_.lookup_partial)
+      .Add();
+  return result;
+}
+
+}  // namespace kvmill

@@ -1,0 +1,178 @@
+#include "storage/write_behind.h"
+
+#include "absl/strings/str_cat.h"
+#include "storage/core/log.h"
+
+namespace kvmill {
+namespace {
+
+constexpr std::size_t kFailuresRememberedMax = 65536;
+constexpr std::int64_t kWarningEveryNanos = 10'000'000'000;
+
+}  // namespace
+
+WriteBehind::WriteBehind(DiskStore& disk, PagePool& pool, BlockIndex& index, HostTier& host,
+                         NamespaceTable& namespaces, const Clock& clock, StoreCounters& counters)
+    : disk_(disk),
+      pool_(pool),
+      index_(index),
+      host_(host),
+      namespaces_(namespaces),
+      clock_(clock),
+      counters_(counters),
+      thread_([this] { Run(); }) {}
+
+WriteBehind::~WriteBehind() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+  }
+  work_.NotifyAll();
+  thread_.join();
+  absl::Status flushed = disk_.Flush();
+  if (!flushed.ok())
+    LogError(absl::StrCat("the last flush of the disk tier failed: ", flushed.message()));
+}
+
+void WriteBehind::Enqueue(const BlockId& id, const BlockKey& parent) {
+  {
+    MutexLock lock(mu_);
+    queue_.push_back({id, parent, clock_.MonotonicNanos()});
+    ++pending_[id].jobs;
+    failed_.erase(id);
+  }
+  work_.NotifyOne();
+}
+
+std::uint64_t WriteBehind::pending() const {
+  MutexLock lock(mu_);
+  return pending_.size();
+}
+
+void WriteBehind::WaitIdle() {
+  MutexLock lock(mu_);
+  while (!pending_.empty()) written_.Wait(mu_);
+}
+
+DiskBlockId WriteBehind::DiskIdOf(const BlockId& id) const {
+  return DiskBlockId{namespaces_.Find(id.namespace_id)->fingerprint, id.group, id.key};
+}
+
+void WriteBehind::Run() {
+  for (;;) {
+    Job job;
+    {
+      MutexLock lock(mu_);
+      while (queue_.empty() && !stopping_) work_.Wait(mu_);
+      if (queue_.empty()) return;
+      job = queue_.front();
+      queue_.pop_front();
+    }
+    Write(job);
+    {
+      MutexLock lock(mu_);
+      auto it = pending_.find(job.id);
+      if (--it->second.jobs == 0) pending_.erase(it);
+    }
+    written_.NotifyAll();
+    host_.RoomMayHaveComeFree();
+  }
+}
+
+void WriteBehind::Write(const Job& job) {
+  EntryId entry = kNoEntry;
+  DiskBlockMeta meta;
+  std::vector<absl::Span<const std::byte>> pages;
+  index_.Find(job.id, [&](EntryId found, BlockEntry& e) {
+    if ((e.flags & kInHost) == 0 || (e.flags & kOnDisk) != 0) return;
+    entry = found;
+    ++e.references;
+    meta.token_count = e.token_count;
+    for (const PagePlace& place : e.pages) {
+      meta.page_bytes.push_back(place.page_bytes);
+      pages.push_back(pool_.Bytes(place.slot).first(place.page_bytes));
+    }
+  });
+  if (entry == kNoEntry) return;  // Removed, or written before.
+
+  meta.id = DiskIdOf(job.id);
+  meta.parent = job.parent;
+  const std::int64_t start_nanos = clock_.MonotonicNanos();
+  counters_.ObserveStage(Stage::kStoreQueue,
+                         static_cast<double>(start_nanos - job.enqueued_nanos) * 1e-9);
+  absl::Status written = disk_.Write(meta, pages);
+  if (absl::IsAlreadyExists(written)) written = absl::OkStatus();
+  const std::int64_t end_nanos = clock_.MonotonicNanos();
+  counters_.ObserveStage(Stage::kStoreDisk, static_cast<double>(end_nanos - start_nanos) * 1e-9);
+
+  if (!written.ok()) {
+    {
+      MutexLock lock(mu_);
+      if (failed_.size() < kFailuresRememberedMax) failed_[job.id] = written;
+    }
+    if (last_warning_nanos_ == 0 || end_nanos - last_warning_nanos_ > kWarningEveryNanos) {
+      last_warning_nanos_ = end_nanos;
+      LogWarning(absl::StrCat("a block could not be written to disk and stays in memory only: ",
+                              written.message()));
+    }
+  }
+  bool removed = false;
+  index_.With(entry, [&](BlockEntry& e) {
+    removed = (e.flags & kDetached) != 0;
+    e.flags = static_cast<std::uint8_t>(e.flags & ~kUnwritten);
+    if (written.ok() && !removed) e.flags |= kOnDisk;
+  });
+  if (written.ok() && !removed) counters_.disk_blocks.Add();
+  if (written.ok() && removed) {
+    // Removed while it was written: the removal looked at the disk too early.
+    disk_.Remove({meta.id})
+        .IgnoreError();  // A failing disk loses the block anyway or serves valid bytes again.
+  }
+  host_.Release(entry);
+}
+
+void WriteBehind::RequeueUnwritten(absl::Span<const BlockId> ids) {
+  for (const BlockId& id : ids) {
+    {
+      MutexLock lock(mu_);
+      if (pending_.contains(id)) continue;
+    }
+    bool requeue = false;
+    index_.Find(id, [&](EntryId, BlockEntry& e) {
+      requeue = (e.flags & kInHost) != 0 && (e.flags & (kOnDisk | kUnwritten)) == 0;
+      if (requeue) e.flags |= kUnwritten;
+    });
+    // The parent of a block that failed before is not known any more; it is a hint for the order of
+    // eviction only.
+    if (requeue) Enqueue(id, BlockKey{});
+  }
+}
+
+void WriteBehind::MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results) {
+  RequeueUnwritten(ids);
+  {
+    MutexLock lock(mu_);
+    for (const BlockId& id : ids) {
+      while (pending_.contains(id)) written_.Wait(mu_);
+    }
+  }
+  const absl::Status flushed = disk_.Flush();
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    std::uint8_t flags = 0;
+    if (!index_.Find(ids[i], [&](EntryId, BlockEntry& e) { flags = e.flags; })) {
+      results[i] = absl::NotFoundError("the block is not in the store any more");
+    } else if (!flushed.ok()) {
+      results[i] = flushed;
+    } else if ((flags & kOnDisk) != 0) {
+      results[i] = absl::OkStatus();
+    } else {
+      MutexLock lock(mu_);
+      auto it = failed_.find(ids[i]);
+      results[i] = it != failed_.end()
+                       ? it->second
+                       : absl::UnavailableError("the block left the disk tier again");
+    }
+  }
+}
+
+}  // namespace kvmill

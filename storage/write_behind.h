@@ -1,0 +1,88 @@
+// Sealed blocks on their way to the disk.
+//
+// A queue and one thread. A block in the queue keeps kUnwritten, so it cannot leave host memory;
+// the queue is therefore bounded by the host tier. A block that could not be written loses the flag
+// (the cache goes on without a disk copy) and is remembered, so that MakeDurable tries again.
+//
+// Internal to storage/. Thread-safe.
+#ifndef KVMILL_STORAGE_WRITE_BEHIND_H_
+#define KVMILL_STORAGE_WRITE_BEHIND_H_
+
+#include <cstdint>
+#include <deque>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "storage/block_index.h"
+#include "storage/core/clock.h"
+#include "storage/core/mutex.h"
+#include "storage/disk_store.h"
+#include "storage/host_tier.h"
+#include "storage/namespace_table.h"
+#include "storage/page_pool.h"
+#include "storage/store_counters.h"
+
+namespace kvmill {
+
+class WriteBehind {
+ public:
+  WriteBehind(DiskStore& disk, PagePool& pool, BlockIndex& index, HostTier& host,
+              NamespaceTable& namespaces, const Clock& clock, StoreCounters& counters);
+  // Writes what is queued, flushes, and joins the thread.
+  ~WriteBehind();
+
+  // The block is in the index with kInHost | kUnwritten.
+  void Enqueue(const BlockId& id, const BlockKey& parent);
+
+  // See TieredStore::MakeDurable.
+  void MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results);
+
+  // Waits until nothing is queued or being written.
+  void WaitIdle();
+
+  std::uint64_t pending() const;
+
+  DiskBlockId DiskIdOf(const BlockId& id) const;
+
+ private:
+  struct Job {
+    BlockId id;
+    BlockKey parent;
+    std::int64_t enqueued_nanos = 0;
+  };
+  struct Pending {
+    std::uint32_t jobs =
+        0;  // Queued or being written; a block that was removed and stored again can have two.
+  };
+
+  void Run();
+  void Write(const Job& job);
+  // Queues blocks that are in host memory and on no disk and not on their way.
+  void RequeueUnwritten(absl::Span<const BlockId> ids);
+
+  DiskStore& disk_;
+  PagePool& pool_;
+  BlockIndex& index_;
+  HostTier& host_;
+  NamespaceTable& namespaces_;
+  const Clock& clock_;
+  StoreCounters& counters_;
+
+  mutable Mutex mu_;
+  CondVar work_;     // The queue has a job, or stopping_.
+  CondVar written_;  // A job ended.
+  std::deque<Job> queue_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<BlockId, Pending> pending_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<BlockId, absl::Status> failed_
+      ABSL_GUARDED_BY(mu_);  // Why the last write failed; bounded, see Write.
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::int64_t last_warning_nanos_ = 0;  // Of the writing thread only.
+  std::thread thread_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_STORAGE_WRITE_BEHIND_H_
