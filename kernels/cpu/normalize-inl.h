@@ -156,7 +156,9 @@ HWY_INLINE void AddChannelMoments(const float* HWY_RESTRICT rows, const float* H
 }
 
 // From the moments of `values` numbers around a pivot: their mean (the next pivot) and their
-// deviation without this axis' weight.
+// deviation without this axis' weight. Below kNoise of the squares the difference is rounding alone
+// and counts as 0: constant rows must not be ranked by noise.
+inline constexpr float kNoise = 4e-6f;
 struct Moments {
   Vf mean;
   Vf deviation;
@@ -164,7 +166,9 @@ struct Moments {
 HWY_INLINE Moments MomentsOf(Vf sum, Vf sum_squares, Vf pivot, float values) {
   const Df d;
   const Vf shift = hn::Mul(sum, hn::Set(d, 1.0f / values));
-  const Vf squares = hn::Max(hn::NegMulAdd(sum, shift, sum_squares), hn::Zero(d));
+  const Vf difference = hn::NegMulAdd(sum, shift, sum_squares);
+  const auto is_real = hn::Gt(difference, hn::Mul(sum_squares, hn::Set(d, kNoise)));
+  const Vf squares = hn::IfThenElseZero(is_real, difference);
   return {hn::Add(pivot, shift), hn::Sqrt(hn::Mul(squares, hn::Set(d, 1.0f / (values - 1.0f))))};
 }
 
@@ -277,10 +281,13 @@ HWY_INLINE void AddPlainMoments(EncodeWorkspace& ws, std::size_t first) {
   const float* rows = ws.tile + first * kDim;
   if (first == 0) {
     for (std::size_t i = 0; i < kDim; i += kLanes) {
-      Vf sum = hn::Load(d, rows + i);
-      for (std::size_t t = 1; t < kBlockTokens; ++t)
-        sum = hn::Add(sum, hn::Load(d, rows + t * kDim + i));
-      hn::Store(hn::Mul(sum, hn::Set(d, 1.0f / kBlockTokens)), d, ws.channel.pivot + i);
+      // By halves: the mean of equal values is exact.
+      Vf sums[kBlockTokens];
+      for (std::size_t t = 0; t < kBlockTokens; ++t) sums[t] = hn::Load(d, rows + t * kDim + i);
+      for (std::size_t half = kBlockTokens / 2; half > 0; half /= 2) {
+        for (std::size_t t = 0; t < half; ++t) sums[t] = hn::Add(sums[t], sums[t + half]);
+      }
+      hn::Store(hn::Mul(sums[0], hn::Set(d, 1.0f / kBlockTokens)), d, ws.channel.pivot + i);
     }
   }
   AddChannelMoments<kDim>(rows, ws.token.weight + first, ws.channel.pivot, ws.channel.sum,
