@@ -18,7 +18,8 @@ function(_kvmill_flags target warnings)
   target_include_directories(${target} PUBLIC "${PROJECT_SOURCE_DIR}")
   target_compile_options(${target} PRIVATE -fno-omit-frame-pointer -ffp-contract=off)
   if(warnings)
-    target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Werror)
+    target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Werror
+                           -Wno-missing-field-initializers)  # Designated initializers leave defaults out on purpose.
     if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
       target_compile_options(${target} PRIVATE -Wthread-safety)
     endif()

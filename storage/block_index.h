@@ -87,6 +87,7 @@ class BlockIndex {
   // false to stop. Blocks that come or go meanwhile may be missed.
   void ForEach(absl::FunctionRef<bool(EntryId, const BlockEntry&)> visit) const;
 
+  std::uint32_t ids_max() const;         // Every EntryId is below; a little more than entries_max.
   std::uint64_t size() const;            // Blocks in the table.
   std::uint64_t metadata_bytes() const;  // Everything the index has allocated.
 

@@ -1,12 +1,11 @@
 #include "storage/tiered_store.h"
 
-#include <openssl/sha.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/core/log.h"
+#include "storage/core/sha256.h"
 #include "storage/core/status_macros.h"
 #include "storage/eviction/policy.h"
 #include "storage/tiered_store_impl.h"
@@ -30,10 +29,9 @@ std::uint32_t PolicyCapacity(const TieredStore::Options& options) {
 BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count) {
   const std::string input = absl::StrCat("kvmill-tail-1", absl::string_view("\0", 1), parent.view(),
                                          absl::string_view("\0", 1), token_count);
-  unsigned char digest[SHA256_DIGEST_LENGTH];
-  SHA256(reinterpret_cast<const unsigned char*>(input.data()), input.size(), digest);
+  const Sha256Digest digest = Sha256(input);
   return *BlockKey::FromBytes(
-      absl::string_view(reinterpret_cast<const char*>(digest), sizeof(digest)));
+      absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
 }
 
 BlockRef::BlockRef(BlockRef&& other) noexcept { *this = std::move(other); }
@@ -91,7 +89,7 @@ absl::Status TieredStore::Impl::Start() {
                                            : std::string_view(options_.eviction_policy);
   KVMILL_ASSIGN_OR_RETURN(
       std::unique_ptr<EvictionPolicy> policy,
-      CreateEvictionPolicy(policy_name, {.entries_max = options_.blocks_max,
+      CreateEvictionPolicy(policy_name, {.entries_max = index_->ids_max(),
                                          .capacity_blocks = PolicyCapacity(options_)}));
   host_ = std::make_unique<HostTier>(*pool_, *index_, std::move(policy), clock_, counters_);
   if (disk_ != nullptr) {

@@ -1,0 +1,349 @@
+#include "storage/tiered_store.h"
+
+#include <limits>
+
+#include "tests/storage/tiered_store_fixture.h"
+
+namespace kvmill {
+namespace {
+
+TEST_F(TieredStoreTest, StoredBlockIsFoundAndFetched) {
+  Open(false);
+  ASSERT_TRUE(Put(1).ok());
+  ASSERT_TRUE(Put(2).ok());
+  const std::vector<BlockKey> keys = {Key(1), Key(2), Key(3)};
+  const TieredStore::LookupResult found = store_->Lookup(space_, keys, false);
+  EXPECT_EQ(found.hit_blocks, 2u);
+  EXPECT_EQ(found.hit_tokens, 2u * kTokens);
+  EXPECT_EQ(found.tiers, (std::vector<Tier>{Tier::kHost, Tier::kHost}));
+  EXPECT_TRUE(GetIs(1));
+  EXPECT_TRUE(GetIs(2));
+  EXPECT_EQ(store_->Fetch(Id(3)).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(TieredStoreTest, BlockIsInvisibleUntilEveryHeadIsThere) {
+  Open(false);
+  auto writer = store_->BeginStore(Id(1), {.token_count = kTokens});
+  ASSERT_TRUE(writer.ok());
+  const Values values = ValuesOf(1);
+  ASSERT_TRUE(WriteHead(*writer, values, 0, 0).ok());
+  ASSERT_TRUE(WriteHead(*writer, values, 1, 1).ok());
+  ASSERT_TRUE(WriteHead(*writer, values, 1, 0).ok());
+  EXPECT_EQ(store_->Lookup(space_, {Key(1)}, false).hit_blocks, 0u);
+  EXPECT_EQ(store_->Fetch(Id(1)).status().code(), absl::StatusCode::kNotFound);
+  auto last = WriteHead(*writer, values, 0, 1);
+  ASSERT_TRUE(last.ok());
+  EXPECT_TRUE(last->sealed);
+  EXPECT_TRUE(GetIs(1));
+}
+
+TEST_F(TieredStoreTest, SecondStoreKeepsTheFirstBytes) {
+  Open(false);
+  ASSERT_TRUE(Put(1).ok());
+  EXPECT_EQ(Put(Id(1), {.token_count = kTokens}, ValuesOf(99)).code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(GetIs(1));
+  EXPECT_EQ(store_->stats().existing_blocks, 1u);
+}
+
+TEST_F(TieredStoreTest, TwoWritersShareAnAssemblyAndTheFirstRecordWins) {
+  Open(false);
+  auto a = store_->BeginStore(Id(1), {.token_count = kTokens});
+  auto b = store_->BeginStore(Id(1), {.token_count = kTokens});
+  ASSERT_TRUE(a.ok() && b.ok());
+  const Values right = ValuesOf(1);
+  const Values other = ValuesOf(77);
+  ASSERT_TRUE(WriteHead(*a, right, 0, 0).ok());
+  auto second = WriteHead(*b, other, 0, 0);
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ(second->existing_heads, 1u);
+  ASSERT_TRUE(WriteHead(*b, right, 0, 1).ok());
+  ASSERT_TRUE(WriteHead(*b, right, 1, 0).ok());
+  ASSERT_TRUE(WriteHead(*a, right, 1, 1).ok());
+  EXPECT_TRUE(GetIs(1));
+}
+
+TEST_F(TieredStoreTest, NonFiniteInputIsNamedAndNothingStays) {
+  Open(false);
+  Values values = ValuesOf(1);
+  // Layer 1, head 0, V, token 5, channel 7.
+  values[(std::size_t{1} * kHeads + 0) * 2 * kTokens * kDim + std::size_t{kTokens} * kDim +
+         5 * kDim + 7] = 0x7E00;
+  const absl::Status put = Put(Id(1), {.token_count = kTokens}, values);
+  EXPECT_EQ(put.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(put.message().find("V of layer 1 head 0 token 5 channel 7"), absl::string_view::npos)
+      << put;
+  EXPECT_EQ(store_->Lookup(space_, {Key(1)}, false).hit_blocks, 0u);
+  EXPECT_EQ(HostUsedBytes(), 0u);
+  ASSERT_TRUE(Put(1).ok()) << "the key must be free again";
+  EXPECT_TRUE(GetIs(1));
+}
+
+TEST_F(TieredStoreTest, HeadThatATileCannotHoldStaysRaw) {
+  Open(false);
+  Values values = ValuesOf(1);
+  const std::size_t head_values = std::size_t{2} * kTokens * kDim;
+  // Layer 0, head 1: every value 60000, whose scales overflow fp16 once rotated.
+  for (std::size_t i = 0; i < head_values; ++i) values[head_values + i] = FloatToFloat16(60000.0f);
+  ASSERT_TRUE(Put(Id(1), {.token_count = kTokens}, values).ok());
+  auto ref = store_->Fetch(Id(1));
+  ASSERT_TRUE(ref.ok());
+  auto page = PageView::Parse(ref->pages()[0]);
+  ASSERT_TRUE(page.ok());
+  EXPECT_EQ(page->slot(0).kind, SlotKind::kTile);
+  ASSERT_EQ(page->slot(1).kind, SlotKind::kRaw);
+  EXPECT_TRUE(page->VerifySlot(1).ok());
+  EXPECT_EQ(std::memcmp(page->contents(1).data(), values.data() + head_values, head_values * 2), 0);
+  EXPECT_EQ(store_->stats().raw_blocks, 1u);
+}
+
+TEST_F(TieredStoreTest, SinkBlocksAndTailsAreRaw) {
+  NamespaceSpec spec = Spec();
+  spec.sink_blocks = 1;
+  Open(false, spec);
+  ASSERT_TRUE(Put(Id(1), {.token_count = kTokens, .block_index = 0}, ValuesOf(1)).ok());
+  ASSERT_TRUE(
+      Put(Id(2), {.parent = Key(1), .token_count = kTokens, .block_index = 1}, ValuesOf(2)).ok());
+  const BlockId tail{space_, 0, TailKey(Key(2), 10)};
+  ASSERT_TRUE(
+      Put(tail, {.parent = Key(2), .token_count = 10, .block_index = 2}, ValuesOf(3, 10)).ok());
+  const auto kind = [&](const BlockId& id) {
+    auto ref = store_->Fetch(id);
+    return PageView::Parse(ref->pages()[0])->slot(0).kind;
+  };
+  EXPECT_EQ(kind(Id(1)), SlotKind::kRaw);
+  EXPECT_EQ(kind(Id(2)), SlotKind::kTile);
+  EXPECT_EQ(kind(tail), SlotKind::kRaw);
+
+  const TieredStore::LookupResult found = store_->Lookup(space_, {Key(1), Key(2)}, true);
+  EXPECT_EQ(found.hit_blocks, 2u);
+  EXPECT_EQ(found.tail_tokens, 10u);
+  EXPECT_TRUE(found.tail_key == tail.key);
+
+  // The complete block replaces its tail.
+  ASSERT_TRUE(
+      Put(Id(3), {.parent = Key(2), .token_count = kTokens, .block_index = 2}, ValuesOf(3)).ok());
+  EXPECT_EQ(store_->Fetch(tail).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(TieredStoreTest, BadRequestsNameValueAndLimit) {
+  Open(false);
+  const auto message = [&](const BlockId& id, const BlockOrigin& origin) {
+    auto begun = store_->BeginStore(id, origin);
+    EXPECT_EQ(begun.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(begun.status().message());
+  };
+  EXPECT_NE(message(Id(1), {.token_count = 65}).find("token_count 65: want 1 to 64"),
+            std::string::npos);
+  EXPECT_NE(message(Id(1), {.token_count = 0}).find("token_count 0"), std::string::npos);
+  EXPECT_NE(message(Id(1), {.token_count = 5}).find("tail"), std::string::npos);
+  EXPECT_NE(message({space_, 1, Key(1)}, {.token_count = 64}).find("layer group 1"),
+            std::string::npos);
+  EXPECT_NE(message({99, 0, Key(1)}, {.token_count = 64}).find("namespace 99"), std::string::npos);
+  auto writer = store_->BeginStore(Id(1), {.token_count = kTokens});
+  ASSERT_TRUE(writer.ok());
+  const Values values = ValuesOf(1);
+  EXPECT_EQ(WriteHead(*writer, values, 0, 0).status().code(), absl::StatusCode::kOk);
+  HeadViews views(values, 0, 0, kTokens);
+  EXPECT_EQ(writer->WriteHeads(2, 0, {views.input}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(writer->WriteHeads(0, 2, {views.input}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(writer->WriteHeads(0, std::numeric_limits<std::uint32_t>::max(), {views.input})
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(store_->BeginStore(Id(1), {.parent = Key(9), .token_count = kTokens}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(TieredStoreTest, RecordsPassThroughAndBadScalesAreRefused) {
+  Open(false);
+  ASSERT_TRUE(Put(1).ok());
+  std::vector<std::vector<std::byte>> records;
+  {
+    auto ref = store_->Fetch(Id(1));
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+      auto page = PageView::Parse(ref->pages()[layer]);
+      for (std::uint32_t head = 0; head < kHeads; ++head) {
+        records.emplace_back(page->contents(head).begin(), page->contents(head).end());
+      }
+    }
+  }
+  auto writer = store_->BeginStore(Id(5), {.token_count = kTokens});
+  ASSERT_TRUE(writer.ok());
+  std::vector<std::byte> bad = records[0];
+  const RecordLayout layout = LayoutOf(FormatOf(Spec(), Spec().groups[0]));
+  const std::uint16_t infinity = 0x7C00;
+  std::memcpy(bad.data() + layout.v_zero, &infinity, 2);
+  EXPECT_EQ(writer->WriteRecord(0, 0, bad).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(writer->WriteRecord(0, 0, absl::MakeSpan(bad).first(10)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  for (std::uint32_t i = 0; i < records.size(); ++i) {
+    ASSERT_TRUE(writer->WriteRecord(i / kHeads, i % kHeads, records[i]).ok());
+  }
+  auto ref = store_->Fetch(Id(5));
+  ASSERT_TRUE(ref.ok());
+  EXPECT_TRUE(Holds(*ref, 1));
+}
+
+TEST_F(TieredStoreTest, NameIsBoundToOneIdentity) {
+  Open(false);
+  NamespaceSpec other = Spec();
+  other.model = "another";
+  const absl::Status refused = store_->OpenNamespace("test", other).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(refused.message().find("model: \"another\", want \"test\""), absl::string_view::npos)
+      << refused;
+  auto second = store_->OpenNamespace("other", other);
+  ASSERT_TRUE(second.ok());
+  ASSERT_TRUE(Put(1).ok());
+  EXPECT_EQ(store_->Fetch({second->id, 0, Key(1)}).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(TieredStoreTest, FullStoreEvictsAndPinnedBlocksStay) {
+  Open(false);
+  ASSERT_TRUE(Put(0).ok());
+  auto pinned = store_->Fetch(Id(0));
+  ASSERT_TRUE(pinned.ok());
+  const std::uint64_t block_bytes = HostUsedBytes();
+  const std::uint64_t fit = store_->stats().tiers[1].capacity_bytes / block_bytes;
+  for (std::uint64_t i = 1; i < 3 * fit; ++i) ASSERT_TRUE(Put(i).ok()) << i;
+  EXPECT_TRUE(Holds(*pinned, 0));
+  EXPECT_TRUE(GetIs(0));
+  EXPECT_TRUE(GetIs(3 * fit - 1));
+  std::uint64_t present = 0;
+  for (std::uint64_t i = 0; i < 3 * fit; ++i) {
+    auto ref = store_->Fetch(Id(i));
+    if (!ref.ok()) continue;
+    ++present;
+    EXPECT_TRUE(Holds(*ref, i));
+  }
+  EXPECT_GT(present, fit / 2);
+  EXPECT_LE(present, fit);
+  const StoreStats stats = store_->stats();
+  EXPECT_EQ(stats.evicted_blocks[1][0], 3 * fit - present);
+  EXPECT_EQ(stats.blocks, present);
+}
+
+TEST_F(TieredStoreTest, FullOfPinnedBlocksAnswersWithAHint) {
+  options_.room_wait = absl::ZeroDuration();
+  Open(false);
+  std::vector<BlockRef> pins;
+  absl::Status put;
+  for (std::uint64_t i = 0; i < 4096; ++i) {
+    put = Put(i);
+    if (!put.ok()) break;
+    auto ref = store_->Fetch(Id(i));
+    ASSERT_TRUE(ref.ok());
+    pins.push_back(*std::move(ref));
+  }
+  EXPECT_EQ(put.code(), absl::StatusCode::kResourceExhausted) << put;
+  EXPECT_NE(put.message().find("retry"), absl::string_view::npos) << put;
+  pins.clear();
+  EXPECT_TRUE(Put(5000).ok());
+}
+
+TEST_F(TieredStoreTest, RemovedBlockIsHiddenNowAndFreedWithItsLastReference) {
+  Open(false);
+  ASSERT_TRUE(Put(1).ok());
+  const std::uint64_t block_bytes = HostUsedBytes();
+  auto held = store_->Fetch(Id(1));
+  ASSERT_TRUE(held.ok());
+  EXPECT_EQ(*store_->Remove(space_, {Key(1)}), 1u);
+  EXPECT_EQ(*store_->Remove(space_, {Key(1)}), 0u);
+  EXPECT_EQ(store_->Lookup(space_, {Key(1)}, false).hit_blocks, 0u);
+  EXPECT_TRUE(Holds(*held, 1));
+  EXPECT_EQ(HostUsedBytes(), block_bytes);
+  // The key is free for a new block while the old bytes are still read.
+  ASSERT_TRUE(Put(Id(1), {.token_count = kTokens}, ValuesOf(2)).ok());
+  EXPECT_TRUE(Holds(*held, 1));
+  *held = BlockRef();
+  EXPECT_EQ(HostUsedBytes(), block_bytes);
+  auto again = store_->Fetch(Id(1));
+  EXPECT_TRUE(Holds(*again, 2));
+}
+
+TEST_F(TieredStoreTest, ClearTakesOneNamespaceOnly) {
+  Open(false);
+  NamespaceSpec other = Spec();
+  other.model = "another";
+  const NamespaceId second = store_->OpenNamespace("other", other)->id;
+  for (std::uint64_t i = 0; i < 10; ++i) {
+    ASSERT_TRUE(Put(i).ok());
+    ASSERT_TRUE(Put({second, 0, Key(i)}, {.token_count = kTokens}, ValuesOf(i)).ok());
+  }
+  EXPECT_EQ(*store_->Clear(space_), 10u);
+  EXPECT_EQ(store_->Lookup(space_, {Key(0)}, false).hit_blocks, 0u);
+  EXPECT_EQ(store_->Lookup(second, {Key(0), Key(1)}, false).hit_blocks, 2u);
+}
+
+TEST_F(TieredStoreTest, StaleAssemblyIsGivenUpAndItsKeyIsFree) {
+  Open(false);
+  auto writer = store_->BeginStore(Id(1), {.token_count = kTokens});
+  ASSERT_TRUE(writer.ok());
+  const Values values = ValuesOf(1);
+  ASSERT_TRUE(WriteHead(*writer, values, 0, 0).ok());
+  clock_.AdvanceNanos(31'000'000'000);
+  ASSERT_TRUE(Put(1).ok());  // Begins anew: the stale one is given up first.
+  EXPECT_EQ(WriteHead(*writer, values, 0, 1).status().code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(GetIs(1));
+}
+
+TEST_F(TieredStoreTest, WindowGroupNeedsOnlyItsLastBlocks) {
+  NamespaceSpec spec = Spec();
+  spec.groups[0].layers = {0, 1};
+  LayerGroup window = spec.groups[0];
+  window.attention = AttentionKind::kWindow;
+  window.window_tokens = 2 * kTokens;
+  window.layers = {2, 3};
+  spec.groups.push_back(window);
+  Open(false, spec);
+  const auto put = [&](std::uint8_t group, std::uint64_t number) {
+    ASSERT_TRUE(Put({space_, group, Key(number)}, {.token_count = kTokens}, ValuesOf(number)).ok());
+  };
+  for (std::uint64_t i = 0; i < 6; ++i) put(0, i);
+  std::vector<BlockKey> keys;
+  for (std::uint64_t i = 0; i < 6; ++i) keys.push_back(Key(i));
+  EXPECT_EQ(store_->Lookup(space_, keys, false).hit_blocks, 0u) << "no window block at all";
+  put(1, 2);
+  put(1, 3);
+  EXPECT_EQ(store_->Lookup(space_, keys, false).hit_blocks, 4u)
+      << "blocks 2 and 3 are the window of 4";
+  put(1, 5);
+  EXPECT_EQ(store_->Lookup(space_, keys, false).hit_blocks, 4u)
+      << "block 4 is missing in the window of 6";
+  put(1, 4);
+  EXPECT_EQ(store_->Lookup(space_, keys, false).hit_blocks, 6u);
+}
+
+TEST_F(TieredStoreTest, StatsCountEachEventOnce) {
+  Open(false);
+  ASSERT_TRUE(Put(1).ok());
+  ASSERT_TRUE(Put(2).ok());
+  ASSERT_FALSE(Put(1).ok());
+  store_->Lookup(space_, {Key(1), Key(2)}, false);
+  store_->Lookup(space_, {Key(1), Key(3)}, false);
+  store_->Lookup(space_, {Key(3)}, false);
+  ASSERT_TRUE(store_->Fetch(Id(1)).ok());
+  ASSERT_FALSE(store_->Fetch(Id(3)).ok());
+  const StoreStats stats = store_->stats();
+  EXPECT_EQ(stats.stored_blocks, 2u);
+  EXPECT_EQ(stats.existing_blocks, 1u);
+  EXPECT_EQ(stats.lookup_hit, 1u);
+  EXPECT_EQ(stats.lookup_partial, 1u);
+  EXPECT_EQ(stats.lookup_miss, 1u);
+  EXPECT_EQ(stats.lookup_blocks, 5u);
+  EXPECT_EQ(stats.hit_blocks[1], 3u);
+  EXPECT_EQ(stats.hit_tokens[1], 3u * kTokens);
+  EXPECT_EQ(stats.fetched_blocks[1], 1u);
+  EXPECT_EQ(stats.fetch_misses, 1u);
+  EXPECT_EQ(stats.pages, 2u * kLayers);
+  EXPECT_EQ(stats.references, 0u);
+  const std::size_t format = 1;  // k4v2_g64
+  EXPECT_EQ(stats.raw_bytes_ingested[format], 2u * kLayers * kHeads * 2 * 2 * kTokens * kDim);
+  EXPECT_EQ(stats.encoded_bytes_stored[format], HostUsedBytes());
+}
+
+}  // namespace
+}  // namespace kvmill
