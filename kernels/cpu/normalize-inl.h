@@ -242,23 +242,28 @@ HWY_INLINE void OpenChannels(AxisState& channel, std::size_t channels) {
   Fill(channel.sum_squares, 0.0f, channels);
 }
 
+// Moments of one block of tokens with the channel weights, and the token step.
+template <std::size_t kDim, Half kHalf>
+HWY_INLINE void PassTokens(EncodeWorkspace& ws, std::size_t first) {
+  TokenMoments<kDim>(ws.tile + first * kDim, ws.channel.weight, ws.token.pivot + first,
+                     ws.token.sum + first, ws.token.sum_squares + first);
+  StepTokens<kHalf>(ws.token, ws.next_scale, first, static_cast<float>(kDim));
+}
+
 // One pass: token moments with the channel weights, the token step, channel moments with the new
-// token weights.
+// token weights. The token side runs one block ahead, so that the step's long chain of a division
+// and a root is over when its weights are needed.
 template <std::size_t kDim, Half kHalf>
 HWY_NOINLINE void FusedPass(EncodeWorkspace& ws, std::size_t tokens) {
   OpenChannels(ws.channel, kDim);
+  // The means of the channels move with the token weights; the first block shows how far.
+  const float old_weights = Sum(ws.token.weight, kBlockTokens);
+  PassTokens<kDim, kHalf>(ws, 0);
+  MultiplyBy(ws.channel.pivot, Sum(ws.token.weight, kBlockTokens) / old_weights, kDim);
   for (std::size_t t = 0; t < tokens; t += kBlockTokens) {
-    const float* rows = ws.tile + t * kDim;
-    TokenMoments<kDim>(rows, ws.channel.weight, ws.token.pivot + t, ws.token.sum + t,
-                       ws.token.sum_squares + t);
-    const float old_weights = Sum(ws.token.weight + t, kBlockTokens);
-    StepTokens<kHalf>(ws.token, ws.next_scale, t, static_cast<float>(kDim));
-    if (t == 0) {
-      // The means of the channels move with the weights; the first block shows how far.
-      MultiplyBy(ws.channel.pivot, Sum(ws.token.weight, kBlockTokens) / old_weights, kDim);
-    }
-    AddChannelMoments<kDim>(rows, ws.token.weight + t, ws.channel.pivot, ws.channel.sum,
-                            ws.channel.sum_squares);
+    if (t + kBlockTokens < tokens) PassTokens<kDim, kHalf>(ws, t + kBlockTokens);
+    AddChannelMoments<kDim>(ws.tile + t * kDim, ws.token.weight + t, ws.channel.pivot,
+                            ws.channel.sum, ws.channel.sum_squares);
   }
   CloseChannels(ws.channel, kDim, static_cast<float>(tokens));
 }
@@ -266,11 +271,7 @@ HWY_NOINLINE void FusedPass(EncodeWorkspace& ws, std::size_t tokens) {
 // The token half of FusedPass: closes the last iteration of keys.
 template <std::size_t kDim>
 HWY_NOINLINE void TokenPass(EncodeWorkspace& ws, std::size_t tokens) {
-  for (std::size_t t = 0; t < tokens; t += kBlockTokens) {
-    TokenMoments<kDim>(ws.tile + t * kDim, ws.channel.weight, ws.token.pivot + t, ws.token.sum + t,
-                       ws.token.sum_squares + t);
-    StepTokens<Half::kKeys>(ws.token, ws.next_scale, t, static_cast<float>(kDim));
-  }
+  for (std::size_t t = 0; t < tokens; t += kBlockTokens) PassTokens<kDim, Half::kKeys>(ws, t);
 }
 
 // Plain moments of one block of new rows: all weights are 1. The first block also chooses the
@@ -292,14 +293,18 @@ HWY_INLINE void AddPlainMoments(EncodeWorkspace& ws, std::size_t first) {
   }
   AddChannelMoments<kDim>(rows, ws.token.weight + first, ws.channel.pivot, ws.channel.sum,
                           ws.channel.sum_squares);
-  // The exact mean first, by a pass around 0: the mean of a token can be far from 0 (channel 0 of
-  // an unrotated outlier).
-  Fill(ws.token.pivot + first, 0.0f, kBlockTokens);
-  TokenMoments<kDim>(rows, ws.channel.weight, ws.token.pivot + first, ws.token.sum + first,
-                     ws.token.sum_squares + first);
-  for (std::size_t t = first; t < first + kBlockTokens; t += kLanes) {
-    hn::Store(hn::Mul(hn::Load(d, ws.token.sum + t), hn::Set(d, 1.0f / kDim)), d,
-              ws.token.pivot + t);
+  // The mean of the first channels will do for a token: exact when all are equal, and within a
+  // deviation or so when one of them is an outlier (channel 0 holds sqrt(kDim) times the mean of
+  // what was rotated).
+  for (std::size_t start = first; start < first + kBlockTokens; start += kLanes) {
+    Vf quads[kLanes / 4];
+    for (std::size_t quad = 0; quad < kLanes / 4; ++quad) {
+      const float* row = ws.tile + (start + 4 * quad) * kDim;
+      quads[quad] = ReduceBlocks4<AddOp>(hn::Load(d, row), hn::Load(d, row + kDim),
+                                         hn::Load(d, row + 2 * kDim), hn::Load(d, row + 3 * kDim));
+    }
+    hn::Store(hn::Mul(ReduceQuads<AddOp>(quads), hn::Set(d, 1.0f / kLanes)), d,
+              ws.token.pivot + start);
   }
   TokenMoments<kDim>(rows, ws.channel.weight, ws.token.pivot + first, ws.token.sum + first,
                      ws.token.sum_squares + first);

@@ -58,8 +58,10 @@ struct RoundingError {
 
   HWY_INLINE RoundingError() : moved(hn::Zero(Df())), values(hn::Zero(Df())) {}
 
-  HWY_INLINE void Add(Vf exact, Vf stored) {
-    const Vf error = hn::Sub(exact, stored);
+  // One decoded value is inner * across, with fp32 vectors and as stored in fp16.
+  HWY_INLINE void Add(Vf inner, Vf across, Vf stored_inner, Vf stored_across) {
+    const Vf exact = hn::Mul(inner, across);
+    const Vf error = hn::NegMulAdd(stored_inner, stored_across, exact);
     moved = hn::MulAdd(error, error, moved);
     values = hn::MulAdd(exact, exact, values);
   }
@@ -163,9 +165,8 @@ HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float un
         const auto q = CodesOf(y, low, inverse);
         packed = hn::Or(hn::ShiftLeft<static_cast<int>(kBits)>(packed), q);
         const Vf code = hn::ConvertTo(d, q);
-        error.Add(
-            hn::Mul(hn::MulAdd(code, scale, low), hn::Set(d, a.across[t])),
-            hn::Mul(hn::MulAdd(code, stored_scale, stored_zero), hn::Set(d, a.stored_across[t])));
+        error.Add(hn::MulAdd(code, scale, low), hn::Set(d, a.across[t]),
+                  hn::MulAdd(code, stored_scale, stored_zero), hn::Set(d, a.stored_across[t]));
       }
       hn::Store(hn::BitCast(Du32(), packed), Du32(), ws.words + word * kDim + i);
     }
@@ -258,9 +259,8 @@ HWY_NOINLINE bool QuantizeValues(EncodeWorkspace& ws, std::size_t tokens, float 
         const auto q = CodesOf(y, low, inverse);
         hn::StoreU(hn::DemoteTo(d8, q), d8, ws.codes + i);
         const Vf code = hn::ConvertTo(d, q);
-        error.Add(
-            hn::Mul(hn::MulAdd(code, scale, low), hn::Load(d, a.across + i)),
-            hn::Mul(hn::MulAdd(code, stored_scale, stored_zero), hn::Load(d, a.stored_across + i)));
+        error.Add(hn::MulAdd(code, scale, low), hn::Load(d, a.across + i),
+                  hn::MulAdd(code, stored_scale, stored_zero), hn::Load(d, a.stored_across + i));
       }
       PackRow<kDim, kBits>(ws.codes, out.codes + t * (kDim * kBits / 8));
     }

@@ -98,7 +98,8 @@ int Main(int argc, char** argv) {
         Measure(milliseconds, [&] { DecodeTilesCpu(format, Frame::kModel, decode, scratch); });
     std::printf("%-10s %10.2f %10.2f %8.2f %8.2f %8.2f %10.2f %10.2f %8.2f\n",
                 std::string(simd).c_str(), e.fastest_us, e.median_us, gb_per_s(e.fastest_us), bound,
-                e.fastest_us / bound, t.fastest_us, t.median_us, gb_per_s(t.fastest_us));
+                bound > 0 ? e.fastest_us / bound : 0, t.fastest_us, t.median_us,
+                gb_per_s(t.fastest_us));
   }
   return 0;
 }
