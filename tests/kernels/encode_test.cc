@@ -325,6 +325,25 @@ TEST_P(EncodeTest, AConstantRowKeepsItsValueInTheZero) {
   }
 }
 
+// Without the floor of 1e-10 (before the row's scale of 0.74) this row would use all its codes.
+TEST_P(EncodeTest, RowsBelowTheSmallestScaleHaveNoCodes) {
+  const std::size_t channels = format_.head_dim;
+  const RecordLayout l = LayoutOf(format_);
+  std::vector<float> values = Gaussian(1);
+  for (std::size_t t = 0; t < format_.group; ++t) {
+    values[t * channels + 9] = t % 2 == 0 ? 0.0f : 1e-11f;
+  }
+  ASSERT_EQ(EncodeKeys(values, DType::kBFloat16, Frame::kRotated), EncodeResult::kTile);
+  const std::byte* k_row = encoded_.record.data() + l.k_codes + 9 * format_.group / 2;
+  for (std::size_t t = 0; t < format_.group; ++t) ASSERT_EQ(CodeAt(k_row, t, 4), 0u);
+
+  values = Gaussian(1);
+  for (std::size_t d = 0; d < channels; ++d) values[9 * channels + d] = d % 2 == 0 ? 0.0f : 1e-11f;
+  ASSERT_EQ(EncodeValues(values, DType::kBFloat16, Frame::kRotated), EncodeResult::kTile);
+  const std::byte* v_row = encoded_.record.data() + l.v_codes + 9 * channels / 4;
+  for (std::size_t d = 0; d < channels; ++d) ASSERT_EQ(CodeAt(v_row, d, 2), 0u);
+}
+
 // In the model frame only channel 0 of its rotation is not zero.
 TEST_P(EncodeTest, AConstantTileIsATile) {
   for (const float value : {1.0f, -3.5f, 100.0f}) {
