@@ -35,19 +35,18 @@ absl::Status PutBlock(RocksDatabase& database, const ColumnFamily& family,
                       const std::string& meta_key, const DiskBlockMeta& meta,
                       std::uint64_t block_number,
                       absl::Span<const absl::Span<const std::byte>> pages) {
-  std::size_t batch_bytes = 1024;
-  for (const absl::Span<const std::byte> page : pages) batch_bytes += page.size() + 64;
-  rocksdb::WriteBatch batch(batch_bytes);
-  KVMILL_RETURN_IF_ERROR(ToStatus(
-      batch.Put(database.meta(), meta_key, EncodeMetaValue(meta_key, meta, block_number)), "meta"));
-  for (std::size_t i = 0; i < pages.size(); ++i) {
+  std::unique_ptr<rocksdb::WriteBatch> batch = database.TakeBatch();
+  rocksdb::Status status =
+      batch->Put(database.meta(), meta_key, EncodeMetaValue(meta_key, meta, block_number));
+  for (std::size_t i = 0; status.ok() && i < pages.size(); ++i) {
     const PageKey key = EncodePageKey(block_number, i);
-    KVMILL_RETURN_IF_ERROR(ToStatus(
-        batch.Put(family.get(), rocksdb::Slice(key.data(), key.size()),
-                  rocksdb::Slice(reinterpret_cast<const char*>(pages[i].data()), pages[i].size())),
-        "page"));
+    status =
+        batch->Put(family.get(), rocksdb::Slice(key.data(), key.size()),
+                   rocksdb::Slice(reinterpret_cast<const char*>(pages[i].data()), pages[i].size()));
   }
-  return database.Write(&batch);
+  absl::Status written = status.ok() ? database.Write(batch.get()) : ToStatus(status, "batch");
+  database.GiveBatch(std::move(batch));
+  return written;
 }
 
 absl::Status ReadPages(RocksDatabase& database, const ColumnFamily& family,

@@ -15,6 +15,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "rocksdb/db.h"
+#include "rocksdb/env.h"
+#include "rocksdb/write_batch.h"
+#include "storage/core/mutex.h"
 #include "storage/rocks_disk_store.h"
 
 namespace kvmill {
@@ -46,6 +49,10 @@ class RocksDatabase {
   absl::Status DropEpoch(const ColumnFamily& epoch);
 
   absl::Status Write(rocksdb::WriteBatch* batch);
+  // Empty batches that keep the memory of an earlier block: touching fresh memory costs more than
+  // copying a block.
+  std::unique_ptr<rocksdb::WriteBatch> TakeBatch();
+  void GiveBatch(std::unique_ptr<rocksdb::WriteBatch> batch);
   // Makes meta, namespaces and these epochs durable together.
   absl::Status Flush(absl::Span<const ColumnFamily> epochs);
   // Tries to leave the read-only state that RocksDB enters after a failed flush.
@@ -60,6 +67,9 @@ class RocksDatabase {
   ColumnFamily Own(rocksdb::ColumnFamilyHandle* handle) const;
 
   rocksdb::ColumnFamilyOptions epoch_options_;
+  Mutex batches_mutex_;
+  std::vector<std::unique_ptr<rocksdb::WriteBatch>> batches_ ABSL_GUARDED_BY(batches_mutex_);
+  std::unique_ptr<rocksdb::Env> env_;
   std::shared_ptr<rocksdb::Statistics> statistics_;
   std::unique_ptr<rocksdb::DB> db_;
   ColumnFamily default_;

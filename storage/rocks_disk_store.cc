@@ -49,8 +49,8 @@ absl::Status CheckOptions(const RocksDiskStoreOptions& options) {
   if (options.epoch_count < 4 || options.epoch_count > 64) {
     return outside("epoch_count", options.epoch_count, 4, 64);
   }
-  if (!(options.reinsert_share >= 0 && options.reinsert_share <= 0.75)) {
-    return outside("reinsert_share", options.reinsert_share, 0, 0.75);
+  if (!(options.reinsert_share >= 0 && options.reinsert_share <= 0.9)) {
+    return outside("reinsert_share", options.reinsert_share, 0, 0.9);
   }
   if (options.memtable_bytes != 0 && options.memtable_bytes < 64 * kKiB) {
     return absl::InvalidArgumentError(absl::StrCat("disk tier: memtable_bytes is ",
@@ -58,6 +58,13 @@ absl::Status CheckOptions(const RocksDiskStoreOptions& options) {
                                                    64 * kKiB));
   }
   return absl::OkStatus();
+}
+
+// Small ones stay in the processor's cache and are quickly reused; large caps get larger ones so
+// that an epoch is not more than some 256 files.
+std::uint64_t DefaultMemtableBytes(std::uint64_t epoch_bytes) {
+  const std::uint64_t wanted = std::clamp(epoch_bytes / 256, 16 * kMiB, 64 * kMiB);
+  return std::max(std::min(wanted, epoch_bytes / 8), 256 * kKiB);
 }
 
 // Lets concurrent calls share one run of `flush`: a call is served by the first run that starts
@@ -166,9 +173,7 @@ class RocksDiskStoreImpl : public RocksDiskStore {
 absl::Status RocksDiskStoreImpl::Open() {
   const bool direct_io = options_.direct_io && directory_.SupportsDirectIo();
   const std::uint64_t memtable_bytes =
-      options_.memtable_bytes != 0
-          ? options_.memtable_bytes
-          : std::clamp<std::uint64_t>(epoch_bytes_ / 8, 256 * kKiB, 64 * kMiB);
+      options_.memtable_bytes != 0 ? options_.memtable_bytes : DefaultMemtableBytes(epoch_bytes_);
   KVMILL_ASSIGN_OR_RETURN(database_, RocksDatabase::Open(options_, memtable_bytes, direct_io));
   std::map<std::uint64_t, ColumnFamily> families = database_->TakeEpochs();
 

@@ -127,7 +127,7 @@ TEST_F(RocksDiskStoreTest, BadOptionsAreInvalid) {
   EXPECT_TRUE(absl::IsInvalidArgument(open([](auto& o) { o.capacity_bytes = 1 << 20; })));
   EXPECT_TRUE(absl::IsInvalidArgument(open([](auto& o) { o.epoch_count = 3; })));
   EXPECT_TRUE(absl::IsInvalidArgument(open([](auto& o) { o.epoch_count = 65; })));
-  EXPECT_TRUE(absl::IsInvalidArgument(open([](auto& o) { o.reinsert_share = 0.8; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(open([](auto& o) { o.reinsert_share = 0.95; })));
   EXPECT_TRUE(absl::IsInvalidArgument(open([](auto& o) { o.memtable_bytes = 1; })));
   EXPECT_TRUE(absl::IsUnavailable(open([this](auto& o) { o.directory = temp_.Sub("a/b"); })));
 }

@@ -1,0 +1,158 @@
+// The cap: files stay below it plus one epoch whatever is written, what is read lately survives,
+// and every block that goes is reported.
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "storage/core/mutex.h"
+#include "tests/storage/disk_store_fixture.h"
+
+namespace kvmill {
+namespace {
+
+constexpr std::size_t kPages = 4;
+constexpr std::size_t kPageBytes = 14 * 1024;
+constexpr std::uint64_t kBlockBytes = kPages * kPageBytes;
+
+class RocksDiskStoreCapTest : public DiskStoreTest {
+ protected:
+  RocksDiskStoreCapTest() {
+    options_.capacity_bytes = kDiskCapacityBytesMin;
+    options_.memtable_bytes = std::uint64_t{512}
+                              << 10;  // Few flushes: each costs an fsync or three.
+  }
+
+  void OpenCounting() {
+    Open();
+    store_->SetEvictedCallback([this](absl::Span<const DiskBlockId> ids) {
+      MutexLock lock(mutex_);
+      for (const DiskBlockId& id : ids) evicted_.insert(id.key.ToHex());
+      evicted_count_ += ids.size();
+    });
+  }
+
+  std::uint64_t EpochBytes() const { return options_.capacity_bytes / options_.epoch_count; }
+
+  // Writes blocks first..last-1 and checks the bound on files on the way.
+  void Churn(std::uint64_t first, std::uint64_t last, const std::function<void()>& between) {
+    for (std::uint64_t i = first; i < last; ++i) {
+      ASSERT_TRUE(Put(MakeBlock(i, kPages, kPageBytes)).ok()) << i;
+      if (i % 32 == 0) {
+        between();
+        peak_bytes_ = std::max(peak_bytes_, store_->stats().used_bytes);
+      }
+    }
+    ASSERT_TRUE(store_->Flush().ok());
+    peak_bytes_ = std::max(peak_bytes_, store_->stats().used_bytes);
+  }
+
+  // The evictor works in the background: waits until it has nothing left to do.
+  void WaitForBlocks(std::uint64_t block_count) {
+    for (int i = 0; i < 500 && store_->stats().block_count != block_count; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_EQ(store_->stats().block_count, block_count);
+  }
+
+  Mutex mutex_;
+  std::set<std::string> evicted_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t evicted_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t peak_bytes_ = 0;
+};
+
+TEST_F(RocksDiskStoreCapTest, FiveTimesTheCapLeavesTheFilesBelowCapAndOneEpoch) {
+  OpenCounting();
+  const std::uint64_t blocks = 5 * options_.capacity_bytes / kBlockBytes;
+  std::vector<TestBlock> hot;
+  for (std::uint64_t i = 0; i < 10; ++i) hot.push_back(MakeBlock(i, kPages, kPageBytes));
+  for (const TestBlock& block : hot) ASSERT_TRUE(Put(block).ok());
+  Churn(hot.size(), blocks, [&] {
+    for (const TestBlock& block : hot) ASSERT_EQ(Get(block), "right");
+  });
+  EXPECT_LE(peak_bytes_, options_.capacity_bytes + EpochBytes());
+  EXPECT_GT(peak_bytes_, options_.capacity_bytes / 2);
+  for (const TestBlock& block : hot) EXPECT_EQ(Get(block), "right");
+
+  // Every block is there and right, or was reported.
+  const DiskStore::Stats stats = store_->stats();
+  MutexLock lock(mutex_);
+  EXPECT_EQ(stats.evicted_blocks, evicted_count_);
+  EXPECT_EQ(stats.block_count + stats.evicted_blocks, blocks);
+  EXPECT_GT(stats.reinserted_blocks, 0u);
+  std::uint64_t present = 0;
+  for (std::uint64_t i = 0; i < blocks; ++i) {
+    const TestBlock block = MakeBlock(i, kPages, kPageBytes);
+    const std::string got = Get(block);
+    present += got == "right" ? 1 : 0;
+    EXPECT_TRUE(got == "right" || (got == "absent" && evicted_.contains(block.meta.id.key.ToHex())))
+        << i << " " << got;
+  }
+  EXPECT_EQ(present, stats.block_count);
+  EXPECT_GT(present * kBlockBytes, options_.capacity_bytes * 3 / 4);
+}
+
+TEST_F(RocksDiskStoreCapTest, ReadingEverythingStillMakesRoom) {
+  OpenCounting();
+  const std::uint64_t blocks = 3 * options_.capacity_bytes / kBlockBytes;
+  std::uint64_t written = 0;
+  // All blocks are hot: more than may be carried over.
+  for (; written < blocks; ++written) {
+    ASSERT_TRUE(Put(MakeBlock(written, kPages, kPageBytes)).ok());
+    if (written % 64 == 63) {
+      for (std::uint64_t i = written - 63; i <= written; ++i) {
+        Get(MakeBlock(i, kPages, kPageBytes));
+      }
+      peak_bytes_ = std::max(peak_bytes_, store_->stats().used_bytes);
+    }
+  }
+  EXPECT_LE(peak_bytes_, options_.capacity_bytes + EpochBytes());
+  EXPECT_GT(store_->stats().evicted_blocks, blocks / 3);
+}
+
+TEST_F(RocksDiskStoreCapTest, ASmallerCapTakesEffectAtTheNextStart) {
+  options_.capacity_bytes = 2 * kDiskCapacityBytesMin;
+  OpenCounting();
+  const std::uint64_t blocks = options_.capacity_bytes * 3 / 4 / kBlockBytes;
+  Churn(0, blocks, [] {});
+  Close();
+  options_.capacity_bytes /= 2;
+  OpenCounting();
+  for (int i = 0; i < 500; ++i) {
+    if (store_->stats().used_bytes <= options_.capacity_bytes) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_LE(store_->stats().used_bytes, options_.capacity_bytes);
+  EXPECT_EQ(Get(MakeBlock(blocks - 1, kPages, kPageBytes)), "right");
+}
+
+TEST_F(RocksDiskStoreCapTest, SealedEpochsWithoutBlocksGiveTheirFilesBack) {
+  OpenCounting();
+  const std::uint64_t blocks = options_.capacity_bytes / 2 / kBlockBytes;
+  Churn(0, blocks, [] {});
+  std::vector<DiskBlockId> ids;
+  for (std::uint64_t i = 0; i < blocks; ++i) ids.push_back(TestId(i));
+  ASSERT_TRUE(store_->Remove(ids).ok());
+  WaitForBlocks(0);
+  for (int i = 0; i < 500 && store_->stats().used_bytes > 2 * EpochBytes(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_LE(store_->stats().used_bytes, 2 * EpochBytes());
+  EXPECT_EQ(store_->stats().evicted_blocks, 0u);
+}
+
+TEST_F(RocksDiskStoreCapTest, CarriedOverBlocksAreDurable) {
+  OpenCounting();
+  const TestBlock hot = MakeBlock(0, kPages, kPageBytes);
+  Churn(0, 3 * options_.capacity_bytes / kBlockBytes, [&] { Get(hot); });
+  EXPECT_GT(store_->stats().reinserted_blocks, 0u);
+  Reopen();
+  EXPECT_EQ(Get(hot), "right");
+}
+
+}  // namespace
+}  // namespace kvmill
