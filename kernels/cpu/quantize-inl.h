@@ -1,9 +1,10 @@
 // Quantization, absorbed scales and packing of a normalized tile, and the rule of what a tile
 // cannot hold. Included once per SIMD target.
 //
-// The scale of the rows (channels of K, tokens of V) cancels in (x - lo) / scale, so only the scale
-// across the rows is applied: with y = tile / s_col, S = s_row * scale = (max y - min y) / (2^b -
-// 1) and Z = s_row * lo = min y, row by row.
+// Everything here is divided and rounded as the reference does it. Where all scales are clamped to
+// the same value, inputs of few bits lie exactly in the middle of two codes, and only the same
+// roundings fall to the same side: with reciprocals one half in a hundred of real keys and values
+// differed in a code.
 #if defined(KVMILL_KERNELS_CPU_QUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVMILL_KERNELS_CPU_QUANTIZE_INL_H_
 #undef KVMILL_KERNELS_CPU_QUANTIZE_INL_H_
@@ -73,46 +74,77 @@ struct RoundingError {
   }
 };
 
-// From the kept scales across the rows: T into the record, its inverse into `weight`, and T times
-// `unit` (exact and as stored) for RoundingError. `unit` brings the largest value near 1, so that
-// squares neither overflow nor vanish.
-HWY_INLINE bool AbsorbAcross(AbsorbedScales& a, AxisState& axis, std::size_t count, float unit,
-                             std::byte* out) {
+// x / y, correctly rounded, from the correctly rounded 1 / y: one step of Newton's method on the
+// quotient, whose residual a fused multiply-add computes exactly.
+HWY_INLINE Vf Divide(Vf x, Vf y, Vf inverse) {
+#if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2
+  (void)inverse;
+  return hn::Div(x, y);  // No fused multiply-add.
+#else
+  const Vf quotient = hn::Mul(x, inverse);
+  return hn::MulAdd(hn::NegMulAdd(quotient, y, x), inverse, quotient);
+#endif
+}
+
+// The inverse of the kept scales of an axis, into `weight`.
+HWY_INLINE void InvertBestScale(AxisState& axis, std::size_t count) {
+  const Df d;
+  for (std::size_t i = 0; i < count; i += kLanes) {
+    const Vf scale = hn::Load(d, axis.best_scale + i);
+    hn::Store(hn::Div(hn::Set(d, 1.0f), scale), d, axis.weight + i);
+  }
+}
+
+// From the kept scales across the rows: T into the record, and T times `unit` (exact and as stored)
+// for RoundingError. `unit` brings the largest value near 1, so that squares neither overflow nor
+// vanish. False if one overflows fp16.
+HWY_INLINE bool AbsorbAcross(AbsorbedScales& a, const AxisState& axis, std::size_t count,
+                             float unit, std::byte* out) {
   const Df d;
   const float largest = StoreAsHalf(axis.best_scale, count, out, a.stored_across);
   for (std::size_t i = 0; i < count; i += kLanes) {
     const Vf scale = hn::Load(d, axis.best_scale + i);
-    hn::Store(hn::Div(hn::Set(d, 1.0f), scale), d, axis.weight + i);
     hn::Store(hn::Mul(scale, hn::Set(d, unit)), d, a.across + i);
     hn::Store(hn::Mul(hn::Load(d, a.stored_across + i), hn::Set(d, unit)), d, a.stored_across + i);
   }
   return largest < kHalfOverflow;
 }
 
-// From low and high of the rows first..last: S, 1/S and Z, and S and Z into the record. The paper's
-// floor of 1e-10 holds before the row's own scale is absorbed. False if one overflows fp16.
-HWY_INLINE bool AbsorbRows(AbsorbedScales& a, const float* row_scale, std::size_t first,
+// For the rows first..last, whose smallest and largest values are in low and high, divided by the
+// scales across already: divides them by the row's own scale as well, and makes step, S and Z of
+// them, S and Z also into the record. False if one overflows fp16.
+HWY_INLINE bool AbsorbRows(AbsorbedScales& a, const AxisState& rows, std::size_t first,
                            std::size_t last, std::uint32_t code_max, const HalfRecord& out) {
   const Df d;
   for (std::size_t i = first; i < last; i += kLanes) {
-    const Vf range = hn::Sub(hn::Load(d, a.high + i), hn::Load(d, a.low + i));
-    const Vf floor = hn::Mul(hn::Load(d, row_scale + i), hn::Set(d, 1e-10f));
-    const Vf scale = hn::Max(hn::Div(range, hn::Set(d, static_cast<float>(code_max))), floor);
-    hn::Store(scale, d, a.scale + i);
-    hn::Store(hn::Div(hn::Set(d, 1.0f), scale), d, a.inverse + i);
+    const Vf row_scale = hn::Load(d, rows.best_scale + i);
+    const Vf inverse = hn::Load(d, rows.weight + i);
+    // Division is monotonic: the smallest quotient is that of the smallest value.
+    const Vf low = Divide(hn::Load(d, a.low + i), row_scale, inverse);
+    const Vf high = Divide(hn::Load(d, a.high + i), row_scale, inverse);
+    const Vf range = hn::Sub(high, low);
+    const Vf step =
+        hn::Max(hn::Div(range, hn::Set(d, static_cast<float>(code_max))), hn::Set(d, 1e-10f));
+    hn::Store(low, d, a.low + i);
+    hn::Store(step, d, a.step + i);
+    hn::Store(hn::Div(hn::Set(d, 1.0f), step), d, a.step_inverse + i);
+    hn::Store(hn::Mul(row_scale, step), d, a.scale + i);
+    hn::Store(hn::Mul(row_scale, low), d, a.zero + i);
   }
   const std::size_t count = last - first;
   const float scale_max =
       StoreAsHalf(a.scale + first, count, out.scale + 2 * first, a.stored_scale + first);
   const float zero_max =
-      StoreAsHalf(a.low + first, count, out.zero + 2 * first, a.stored_zero + first);
+      StoreAsHalf(a.zero + first, count, out.zero + 2 * first, a.stored_zero + first);
   return scale_max < kHalfOverflow && zero_max < kHalfOverflow;
 }
 
-// round_half_even((y - lo) / scale). No clamp: y - lo is at least 0, being the same product as lo
-// was, and at most the range, so that the quotient exceeds 2^b - 1 by rounding only.
-HWY_INLINE hn::Vec<Di32> CodesOf(Vf y, Vf low, Vf inverse) {
-  return hn::NearestInt(hn::Mul(hn::Sub(y, low), inverse));
+// clamp(round_half_even((y - lo) / step), 0, 2^b - 1).
+template <std::uint32_t kBits>
+HWY_INLINE hn::Vec<Di32> CodesOf(Vf y, Vf low, Vf step, Vf step_inverse) {
+  const Di32 di;
+  const auto q = hn::NearestInt(Divide(hn::Sub(y, low), step, step_inverse));
+  return hn::Min(hn::Max(q, hn::Zero(di)), hn::Set(di, (1 << kBits) - 1));
 }
 
 // Keys: rows are channels, which are lanes here; the codes of successive tokens collect in 32-bit
@@ -124,18 +156,22 @@ HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float un
   const Di32 di;
   AbsorbedScales& a = ws.absorbed;
   if (!AbsorbAcross(a, ws.token, tokens, unit, out.across)) return false;
+  InvertBestScale(ws.token, tokens);
+  InvertBestScale(ws.channel, kDim);
 
   for (std::size_t i = 0; i < kDim; i += 4 * kLanes) {
     Vf low[4];
     Vf high[4];
     for (std::size_t j = 0; j < 4; ++j) {
-      low[j] = hn::Mul(hn::Load(d, ws.tile + i + j * kLanes), hn::Set(d, ws.token.weight[0]));
+      low[j] = Divide(hn::Load(d, ws.tile + i + j * kLanes), hn::Set(d, ws.token.best_scale[0]),
+                      hn::Set(d, ws.token.weight[0]));
       high[j] = low[j];
     }
     for (std::size_t t = 1; t < tokens; ++t) {
-      const Vf weight = hn::Set(d, ws.token.weight[t]);
+      const Vf scale = hn::Set(d, ws.token.best_scale[t]);
+      const Vf inverse = hn::Set(d, ws.token.weight[t]);
       for (std::size_t j = 0; j < 4; ++j) {
-        const Vf y = hn::Mul(hn::Load(d, ws.tile + t * kDim + i + j * kLanes), weight);
+        const Vf y = Divide(hn::Load(d, ws.tile + t * kDim + i + j * kLanes), scale, inverse);
         low[j] = hn::Min(low[j], y);
         high[j] = hn::Max(high[j], y);
       }
@@ -145,7 +181,7 @@ HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float un
       hn::Store(high[j], d, a.high + i + j * kLanes);
     }
   }
-  if (!AbsorbRows(a, ws.channel.best_scale, 0, kDim, (1u << kBits) - 1u, out)) return false;
+  if (!AbsorbRows(a, ws.channel, 0, kDim, (1u << kBits) - 1u, out)) return false;
 
   constexpr std::size_t kWordTokens = 32 / kBits;
   const std::size_t word_count = tokens / kWordTokens;
@@ -154,18 +190,23 @@ HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float un
     const std::size_t first = word * kWordTokens;
     for (std::size_t i = 0; i < kDim; i += kLanes) {
       const Vf low = hn::Load(d, a.low + i);
-      const Vf inverse = hn::Load(d, a.inverse + i);
+      const Vf step = hn::Load(d, a.step + i);
+      const Vf step_inverse = hn::Load(d, a.step_inverse + i);
+      const Vf row = hn::Load(d, ws.channel.best_scale + i);
+      const Vf row_inverse = hn::Load(d, ws.channel.weight + i);
       const Vf scale = hn::Load(d, a.scale + i);
+      const Vf zero = hn::Load(d, a.zero + i);
       const Vf stored_scale = hn::Load(d, a.stored_scale + i);
       const Vf stored_zero = hn::Load(d, a.stored_zero + i);
       auto packed = hn::Zero(di);
       for (std::size_t n = kWordTokens; n-- > 0;) {  // The first token ends in the low bits.
         const std::size_t t = first + n;
-        const Vf y = hn::Mul(hn::Load(d, ws.tile + t * kDim + i), hn::Set(d, ws.token.weight[t]));
-        const auto q = CodesOf(y, low, inverse);
+        const Vf y = Divide(hn::Load(d, ws.tile + t * kDim + i), hn::Set(d, ws.token.best_scale[t]),
+                            hn::Set(d, ws.token.weight[t]));
+        const auto q = CodesOf<kBits>(Divide(y, row, row_inverse), low, step, step_inverse);
         packed = hn::Or(hn::ShiftLeft<static_cast<int>(kBits)>(packed), q);
         const Vf code = hn::ConvertTo(d, q);
-        error.Add(hn::MulAdd(code, scale, low), hn::Set(d, a.across[t]),
+        error.Add(hn::MulAdd(code, scale, zero), hn::Set(d, a.across[t]),
                   hn::MulAdd(code, stored_scale, stored_zero), hn::Set(d, a.stored_across[t]));
       }
       hn::Store(hn::BitCast(Du32(), packed), Du32(), ws.words + word * kDim + i);
@@ -216,6 +257,8 @@ HWY_NOINLINE bool QuantizeValues(EncodeWorkspace& ws, std::size_t tokens, float 
   const hn::Rebind<std::uint8_t, Df> d8;
   AbsorbedScales& a = ws.absorbed;
   if (!AbsorbAcross(a, ws.channel, kDim, unit, out.across)) return false;
+  InvertBestScale(ws.token, tokens);
+  InvertBestScale(ws.channel, kDim);
 
   RoundingError error;
   for (std::size_t first = 0; first < tokens; first += kBlockTokens) {
@@ -227,13 +270,15 @@ HWY_NOINLINE bool QuantizeValues(EncodeWorkspace& ws, std::size_t tokens, float 
         Vf low[4];
         Vf high[4];
         for (std::size_t j = 0; j < 4; ++j) {
-          low[j] = hn::Mul(hn::Load(d, row + j * kDim), hn::Load(d, ws.channel.weight));
+          low[j] = Divide(hn::Load(d, row + j * kDim), hn::Load(d, ws.channel.best_scale),
+                          hn::Load(d, ws.channel.weight));
           high[j] = low[j];
         }
         for (std::size_t i = kLanes; i < kDim; i += kLanes) {
-          const Vf weight = hn::Load(d, ws.channel.weight + i);
+          const Vf scale = hn::Load(d, ws.channel.best_scale + i);
+          const Vf inverse = hn::Load(d, ws.channel.weight + i);
           for (std::size_t j = 0; j < 4; ++j) {
-            const Vf y = hn::Mul(hn::Load(d, row + j * kDim + i), weight);
+            const Vf y = Divide(hn::Load(d, row + j * kDim + i), scale, inverse);
             low[j] = hn::Min(low[j], y);
             high[j] = hn::Max(high[j], y);
           }
@@ -244,22 +289,27 @@ HWY_NOINLINE bool QuantizeValues(EncodeWorkspace& ws, std::size_t tokens, float 
       hn::Store(ReduceQuads<MinOp>(quad_low), d, a.low + start);
       hn::Store(ReduceQuads<MaxOp>(quad_high), d, a.high + start);
     }
-    if (!AbsorbRows(a, ws.token.best_scale, first, first + kBlockTokens, (1u << kBits) - 1u, out)) {
+    if (!AbsorbRows(a, ws.token, first, first + kBlockTokens, (1u << kBits) - 1u, out)) {
       return false;
     }
     for (std::size_t t = first; t < first + kBlockTokens; ++t) {
       const Vf low = hn::Set(d, a.low[t]);
-      const Vf inverse = hn::Set(d, a.inverse[t]);
+      const Vf step = hn::Set(d, a.step[t]);
+      const Vf step_inverse = hn::Set(d, a.step_inverse[t]);
+      const Vf row = hn::Set(d, ws.token.best_scale[t]);
+      const Vf row_inverse = hn::Set(d, ws.token.weight[t]);
       const Vf scale = hn::Set(d, a.scale[t]);
+      const Vf zero = hn::Set(d, a.zero[t]);
       const Vf stored_scale = hn::Set(d, a.stored_scale[t]);
       const Vf stored_zero = hn::Set(d, a.stored_zero[t]);
       for (std::size_t i = 0; i < kDim; i += kLanes) {
         const Vf y =
-            hn::Mul(hn::Load(d, ws.tile + t * kDim + i), hn::Load(d, ws.channel.weight + i));
-        const auto q = CodesOf(y, low, inverse);
+            Divide(hn::Load(d, ws.tile + t * kDim + i), hn::Load(d, ws.channel.best_scale + i),
+                   hn::Load(d, ws.channel.weight + i));
+        const auto q = CodesOf<kBits>(Divide(y, row, row_inverse), low, step, step_inverse);
         hn::StoreU(hn::DemoteTo(d8, q), d8, ws.codes + i);
         const Vf code = hn::ConvertTo(d, q);
-        error.Add(hn::MulAdd(code, scale, low), hn::Load(d, a.across + i),
+        error.Add(hn::MulAdd(code, scale, zero), hn::Load(d, a.across + i),
                   hn::MulAdd(code, stored_scale, stored_zero), hn::Load(d, a.stored_across + i));
       }
       PackRow<kDim, kBits>(ws.codes, out.codes + t * (kDim * kBits / 8));

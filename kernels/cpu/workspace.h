@@ -30,13 +30,15 @@ struct AxisState {
 
 // What is rounded to fp16 and what came out, for one half of a tile.
 struct AbsorbedScales {
+  alignas(64) float step[kAxisMax];           // The scale of a row before its s is absorbed.
+  alignas(64) float step_inverse[kAxisMax];   // 1 / step.
   alignas(64) float scale[kAxisMax];          // S.
-  alignas(64) float inverse[kAxisMax];        // 1 / S.
+  alignas(64) float zero[kAxisMax];           // Z.
   alignas(64) float stored_scale[kAxisMax];   // S as fp16 holds it.
   alignas(64) float stored_zero[kAxisMax];    // Z as fp16 holds it.
   alignas(64) float across[kAxisMax];         // T, times a unit (see AbsorbAcross).
   alignas(64) float stored_across[kAxisMax];  // The same of T as fp16 holds it.
-  alignas(64) float low[kAxisMax];            // Z: the smallest value of a row.
+  alignas(64) float low[kAxisMax];            // The smallest value of a row.
   alignas(64) float high[kAxisMax];           // The largest.
 };
 
