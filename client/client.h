@@ -224,9 +224,6 @@ class Client {
   struct Options {
     std::string address;                         // As ParseServerAddress takes it.
     absl::Duration timeout = absl::Seconds(10);  // Of calls whose CallOptions say nothing. Finite.
-    std::uint64_t window_bytes = std::uint64_t{8} << 20;  // Unacknowledged bytes of one Store.
-    std::uint32_t streams =
-        1;  // Connections that the bulk bytes of one call are spread over, 1-16.
   };
 
   template <typename T>

@@ -1,0 +1,102 @@
+// The blocking forms of Client's calls.
+#include <optional>
+#include <utility>
+
+#include "client/client.h"
+#include "storage/core/mutex.h"
+
+namespace kvmill {
+namespace {
+
+// Runs `start(done)` and waits for `done`. The call's own deadline bounds the wait.
+template <typename T, typename StartFn>
+absl::StatusOr<T> Wait(StartFn start) {
+  Mutex mu;
+  CondVar changed;
+  std::optional<absl::StatusOr<T>> result;
+  start([&](absl::StatusOr<T> r) {
+    MutexLock lock(mu);
+    result = std::move(r);
+    changed.NotifyAll();
+  });
+  MutexLock lock(mu);
+  while (!result.has_value()) changed.Wait(mu);
+  return *std::move(result);
+}
+
+}  // namespace
+
+absl::StatusOr<ClientNamespace> Client::OpenNamespace(absl::string_view name,
+                                                      const NamespaceSpec& spec, CallOptions call) {
+  return Wait<ClientNamespace>(
+      [&](auto done) { OpenNamespaceAsync(name, spec, call, std::move(done)); });
+}
+
+absl::StatusOr<ClientNamespace> Client::FindNamespace(absl::string_view name, CallOptions call) {
+  return Wait<ClientNamespace>([&](auto done) { FindNamespaceAsync(name, call, std::move(done)); });
+}
+
+absl::StatusOr<LookupResult> Client::Lookup(const ClientNamespace& ns,
+                                            absl::Span<const BlockKey> keys, bool find_tail,
+                                            CallOptions call) {
+  return Wait<LookupResult>(
+      [&](auto done) { LookupAsync(ns, keys, find_tail, call, std::move(done)); });
+}
+
+absl::StatusOr<StoreResult> Client::Store(const ClientNamespace& ns,
+                                          absl::Span<const StoreBlock> blocks,
+                                          const StoreOptions& options, CallOptions call) {
+  return Wait<StoreResult>(
+      [&](auto done) { StoreAsync(ns, blocks, options, call, std::move(done)); });
+}
+
+absl::StatusOr<FetchResult> Client::Fetch(const ClientNamespace& ns,
+                                          absl::Span<const BlockKey> keys, FetchSink& sink,
+                                          CallOptions call) {
+  return Wait<FetchResult>([&](auto done) { FetchAsync(ns, keys, sink, call, std::move(done)); });
+}
+
+absl::StatusOr<std::uint64_t> Client::Remove(const ClientNamespace& ns,
+                                             absl::Span<const BlockKey> keys, CallOptions call) {
+  return Wait<std::uint64_t>([&](auto done) { RemoveAsync(ns, keys, call, std::move(done)); });
+}
+
+absl::StatusOr<std::uint64_t> Client::Clear(const ClientNamespace& ns, CallOptions call) {
+  return Wait<std::uint64_t>([&](auto done) { ClearAsync(ns, call, std::move(done)); });
+}
+
+absl::StatusOr<std::uint64_t> Client::Flush(CallOptions call) {
+  return Wait<std::uint64_t>([&](auto done) { FlushAsync(call, std::move(done)); });
+}
+
+absl::StatusOr<ServerStat> Client::Stat(CallOptions call) {
+  return Wait<ServerStat>([&](auto done) { StatAsync(call, std::move(done)); });
+}
+
+absl::StatusOr<std::vector<ListedBlock>> Client::List(absl::string_view ns_name, CallOptions call) {
+  return Wait<std::vector<ListedBlock>>(
+      [&](auto done) { ListAsync(ns_name, call, std::move(done)); });
+}
+
+absl::StatusOr<std::uint64_t> Client::Evict(Tier tier, std::uint64_t bytes, CallOptions call) {
+  return Wait<std::uint64_t>([&](auto done) { EvictAsync(tier, bytes, call, std::move(done)); });
+}
+
+absl::StatusOr<VerifyResult> Client::Verify(CallOptions call) {
+  return Wait<VerifyResult>([&](auto done) { VerifyAsync(call, std::move(done)); });
+}
+
+absl::StatusOr<std::uint64_t> Client::Drain(CallOptions call) {
+  return Wait<std::uint64_t>([&](auto done) { DrainAsync(call, std::move(done)); });
+}
+
+absl::StatusOr<ServerStatus> Client::Status(CallOptions call) {
+  return Wait<ServerStatus>([&](auto done) { StatusAsync(call, std::move(done)); });
+}
+
+absl::StatusOr<std::vector<ClientNamespace>> Client::Namespaces(CallOptions call) {
+  return Wait<std::vector<ClientNamespace>>(
+      [&](auto done) { NamespacesAsync(call, std::move(done)); });
+}
+
+}  // namespace kvmill

@@ -1,0 +1,39 @@
+// HTTP/2 settings that both ends of a kvmill connection use; the numbers are measured
+// (docs/perf.md).
+#ifndef KVMILL_CLIENT_CHANNEL_ARGS_H_
+#define KVMILL_CLIENT_CHANNEL_ARGS_H_
+
+#include <grpc/grpc.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace kvmill {
+
+inline constexpr int kFrameBytesMax = 4 << 20;      // Bulk messages in few frames.
+inline constexpr int kStreamWindowBytes = 8 << 20;  // What may travel unread on one stream.
+inline constexpr int kWriteBufferBytes = 2 << 20;   // Written ahead of the socket.
+inline constexpr int kReadChunkBytes = 256 << 10;
+inline constexpr int kReadChunkBytesMax = 1 << 20;
+inline constexpr int kKeepaliveMs = 20'000;         // A stopped peer is noticed after this,
+inline constexpr int kKeepaliveTimeoutMs = 10'000;  //   plus this.
+
+// (channel argument, value), for grpc::ChannelArguments::SetInt and
+// grpc::ServerBuilder::AddChannelArgument.
+inline std::vector<std::pair<const char*, int>> BulkChannelArgs() {
+  return {
+      {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytesMax},
+      {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes},
+      {GRPC_ARG_HTTP2_BDP_PROBE, 0},
+      {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, kWriteBufferBytes},
+      {GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes},
+      {GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadChunkBytesMax},
+      {GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs},
+      {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs},
+  };
+}
+
+}  // namespace kvmill
+
+#endif  // KVMILL_CLIENT_CHANNEL_ARGS_H_

@@ -1,0 +1,164 @@
+#include "client/connection.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "client/channel_args.h"
+#include "client/convert.h"
+#include "storage/core/log.h"
+
+namespace kvmill {
+namespace {
+
+constexpr int kReceiveBytesMax = 16 << 20;  // Of one message; the daemon sends far smaller ones.
+
+std::shared_ptr<grpc::Channel> MakeChannel(const ServerAddress& address) {
+  grpc::ChannelArguments args;
+  for (const auto& [name, value] : BulkChannelArgs()) args.SetInt(name, value);
+  // Each channel has a connection of its own, so that dropping one closes it.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // Retries would keep copies of what was sent.
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  args.SetMaxReceiveMessageSize(kReceiveBytesMax);
+  args.SetMaxSendMessageSize(-1);  // The daemon refuses what is too long, naming its limit.
+  if (address.is_unix()) {
+    // HTTP/2 wants an authority; a path is none.
+    args.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
+  }
+  return grpc::CreateCustomChannel(address.ToString(), grpc::InsecureChannelCredentials(), args);
+}
+
+// The transport allocates and frees its receive buffers message by message. glibc returns heap ends
+// above a threshold to the system at every free, which costs more than the copying (page faults,
+// and interrupts to every core). The threshold follows the largest mapped chunk that was ever
+// freed: free one just below 32 MiB, the most it follows, once. It is never touched. Other
+// allocators do not mind.
+void KeepHeapWarm() {
+  static const bool once = [] {
+    void* volatile chunk = std::malloc((std::size_t{32} << 20) - 65536);
+    std::free(chunk);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+}  // namespace
+
+Channel::Channel(const ServerAddress& address)
+    : channel(MakeChannel(address)),
+      engine(v1::Engine::NewStub(channel)),
+      cache(v1::Cache::NewStub(channel)),
+      admin(v1::Admin::NewStub(channel)),
+      generic(channel) {}
+
+Connection::Connection(const ServerAddress& address) : address_(address) {
+  KeepHeapWarm();
+  threads_.emplace_back([this] { RunTasks(); });
+  // Two: one moves bytes while the other works on what came.
+  for (int i = 0; i < 2; ++i) threads_.emplace_back([this] { RunQueue(); });
+}
+
+Connection::~Connection() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    for (grpc::ClientContext* call : contexts_) call->TryCancel();
+    channel_.reset();
+    while (calls_ > 0) changed_.Wait(mu_);
+    stop_thread_ = true;
+  }
+  changed_.NotifyAll();
+  queue_.Shutdown();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+ChannelPtr Connection::channel() {
+  MutexLock lock(mu_);
+  if (channel_ == nullptr) channel_ = std::make_shared<Channel>(address_);
+  return channel_;
+}
+
+void Connection::Replace(const ChannelPtr& stuck) {
+  MutexLock lock(mu_);
+  if (channel_ == stuck) channel_.reset();
+}
+
+bool Connection::Begin(grpc::ClientContext* call) {
+  MutexLock lock(mu_);
+  if (stopping_) return false;
+  contexts_.insert(call);
+  ++calls_;
+  return true;
+}
+
+void Connection::End(grpc::ClientContext* call) {
+  MutexLock lock(mu_);
+  contexts_.erase(call);
+  --calls_;
+  changed_.NotifyAll();
+}
+
+void Connection::ForgetContext(grpc::ClientContext* call) {
+  MutexLock lock(mu_);
+  contexts_.erase(call);
+}
+
+void Connection::Post(std::function<void()> task) {
+  MutexLock lock(mu_);
+  tasks_.push_back(std::move(task));
+  changed_.NotifyAll();
+}
+
+void Connection::RunQueue() {
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_.Next(&tag, &ok)) static_cast<Completion*>(tag)->OnEvent(ok);
+}
+
+void Connection::RunTasks() {
+  for (;;) {
+    std::vector<std::function<void()>> tasks;
+    {
+      MutexLock lock(mu_);
+      while (tasks_.empty() && !stop_thread_) changed_.Wait(mu_);
+      if (tasks_.empty()) return;
+      tasks.swap(tasks_);
+    }
+    for (std::function<void()>& task : tasks) task();
+  }
+}
+
+std::string Connection::boot_id() const {
+  MutexLock lock(mu_);
+  return boot_id_;
+}
+
+void Connection::NoteBootId(const grpc::ClientContext& call) {
+  const auto& metadata = call.GetServerInitialMetadata();
+  const auto it = metadata.find(kBootIdMetadata);
+  if (it == metadata.end()) return;
+  NoteBootId(std::string(it->second.data(), it->second.size()));
+}
+
+void Connection::NoteBootId(const std::string& boot_id_hex) {
+  bool restarted = false;
+  {
+    MutexLock lock(mu_);
+    restarted = !boot_id_.empty() && boot_id_ != boot_id_hex;
+    boot_id_ = boot_id_hex;
+  }
+  if (restarted) LogInfo("the daemon was restarted");
+}
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+}  // namespace kvmill

@@ -1,0 +1,112 @@
+// Channels to one daemon, and the bookkeeping of calls on them. Internal to client/.
+#ifndef KVMILL_CLIENT_CONNECTION_H_
+#define KVMILL_CLIENT_CONNECTION_H_
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/generic/generic_stub.h>
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/server_address.h"
+#include "kvmill/v1/admin.grpc.pb.h"
+#include "kvmill/v1/cache.grpc.pb.h"
+#include "kvmill/v1/engine.grpc.pb.h"
+#include "storage/core/mutex.h"
+
+namespace kvmill {
+
+// One HTTP/2 connection, made when first used and again after it broke.
+struct Channel {
+  explicit Channel(const ServerAddress& address);
+
+  const std::shared_ptr<grpc::Channel> channel;  // gRPC's own type of ownership.
+  const std::unique_ptr<v1::Engine::Stub> engine;
+  const std::unique_ptr<v1::Cache::Stub> cache;
+  const std::unique_ptr<v1::Admin::Stub> admin;
+  grpc::GenericStub generic;
+};
+using ChannelPtr = std::shared_ptr<Channel>;  // Calls keep the channel that they run on.
+
+// What a completion queue delivers: one started operation ended.
+class Completion {
+ public:
+  virtual void OnEvent(bool ok) = 0;  // May delete its object. Runs on a thread of the Connection.
+
+ protected:
+  ~Completion() = default;
+};
+
+// A Completion that calls a member function.
+template <typename T>
+class MemberCompletion final : public Completion {
+ public:
+  MemberCompletion(T* object, void (T::*function)(bool)) : object_(object), function_(function) {}
+  void OnEvent(bool ok) override { (object_->*function_)(ok); }
+
+ private:
+  T* const object_;
+  void (T::*const function_)(bool);
+};
+
+// Thread-safe. Has threads of its own that wait for the queue; gRPC's callback interface would
+// share threads between all clients of the process and stop them from within.
+class Connection {
+ public:
+  explicit Connection(const ServerAddress& address);
+  // Cancels running calls and waits until every one has ended.
+  ~Connection();
+
+  ChannelPtr channel();
+  // The next call gets a new channel; the old one closes when its last call ends, and drops what it
+  // still wanted to write.
+  void Replace(const ChannelPtr& stuck);
+
+  // Between Begin and End a call's context may be cancelled from any thread. False: the client is
+  // being destroyed, the call must not start.
+  bool Begin(grpc::ClientContext* call);
+  void End(grpc::ClientContext* call);
+  // For a call that outlives its context: End is called with null.
+  void ForgetContext(grpc::ClientContext* call);
+
+  // Tags are Completions.
+  grpc::CompletionQueue* queue() { return &queue_; }
+  // Runs `task` on another thread of the client's own, soon and once.
+  void Post(std::function<void()> task);
+
+  std::string boot_id() const;
+  // From a reply's initial metadata.
+  void NoteBootId(const grpc::ClientContext& call);
+  void NoteBootId(const std::string& boot_id_hex);
+
+ private:
+  void RunTasks();
+  void RunQueue();
+
+  const ServerAddress address_;
+  mutable Mutex mu_;
+  CondVar changed_;
+  ChannelPtr channel_ ABSL_GUARDED_BY(mu_);
+  std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mu_);   // That may be cancelled.
+  std::size_t calls_ ABSL_GUARDED_BY(mu_) = 0;                     // That have not ended.
+  std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);  // At most one per running call.
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;                     // No new calls.
+  bool stop_thread_ ABSL_GUARDED_BY(mu_) = false;
+  std::string boot_id_ ABSL_GUARDED_BY(mu_);
+  grpc::CompletionQueue queue_;
+  std::vector<std::thread> threads_;  // Constant after construction.
+};
+
+// gRPC's status as ours: the codes have the same numbers.
+absl::Status FromGrpc(const grpc::Status& status);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_CLIENT_CONNECTION_H_

@@ -1,0 +1,437 @@
+#include "client/store_stream.h"
+
+#include <grpcpp/support/async_stream.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/bulk_codec.h"
+#include "client/convert.h"
+#include "storage/core/mutex.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+// Payload of one chunk: enough for the per-message costs to vanish, and the unit of work of the
+// daemon's encoders.
+constexpr std::size_t kChunkBytes = std::size_t{512} << 10;
+// Runs of adjacent bytes below this are gathered into a buffer: a slice of its own costs more.
+constexpr std::size_t kSliceBytesMin = 4096;
+
+// Caller's memory that slices reference. Counts itself and every slice; the last one reports.
+class Pins {
+ public:
+  explicit Pins(std::function<void()> released) : released_(std::move(released)) {}
+  void Add() { count_.fetch_add(1, std::memory_order_relaxed); }
+  static void Drop(void* pins) {
+    auto* self = static_cast<Pins*>(pins);
+    if (self->count_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      const std::function<void()> released = std::move(self->released_);
+      delete self;
+      released();
+    }
+  }
+  bool only_self() const { return count_.load(std::memory_order_acquire) == 1; }
+
+ private:
+  std::atomic<std::uint64_t> count_{1};
+  std::function<void()> released_;
+};
+
+const std::byte* RowOf(const KvView& view, std::uint32_t token) {
+  if (view.page_tokens == 0) {
+    return view.data + static_cast<std::ptrdiff_t>(token) * view.token_stride_bytes;
+  }
+  return view.pages[token / view.page_tokens] + view.offset_bytes +
+         static_cast<std::ptrdiff_t>(token % view.page_tokens) * view.token_stride_bytes;
+}
+
+// One (block, layer group) as a sequence of chunks: runs of layers, or runs of heads of one layer.
+struct Cursor {
+  std::size_t block = 0;
+  std::uint32_t group = 0;
+  std::uint32_t layer = 0;  // Within the group.
+  std::uint32_t head = 0;   // Within the caller's heads.
+};
+
+class StoreStream {
+ public:
+  StoreStream(Connection& connection, const ClientNamespace& ns,
+              absl::Span<const StoreBlock> blocks, const StoreOptions& options,
+              std::function<void(absl::StatusOr<StoreResult>)> done)
+      : connection_(connection),
+        ns_(ns),
+        blocks_(blocks),
+        options_(options),
+        done_(std::move(done)),
+        pins_(new Pins([this] { connection_.Post([this] { Complete(); }); })) {
+    result_.blocks.resize(blocks.size());
+    open_groups_.assign(blocks.size(), static_cast<std::uint32_t>(ns.spec.groups.size()));
+    closed_.assign(blocks.size() * ns.spec.groups.size(), false);
+    for (StoreBlockResult& block : result_.blocks) {
+      block.status = absl::UnknownError("the daemon gave no result for the block");
+    }
+  }
+
+  void Start(std::chrono::system_clock::time_point deadline) {
+    if (!connection_.Begin(context_.get())) {
+      status_ = absl::CancelledError("the client is being destroyed");
+      Pins::Drop(pins_);
+      return;
+    }
+    started_ = true;
+    context_->set_deadline(deadline);
+    channel_ = connection_.channel();
+    stream_ = channel_->generic.PrepareCall(context_.get(), "/kvmill.v1.Cache/Store",
+                                            connection_.queue());
+    stream_->StartCall(&start_done_);
+  }
+
+ private:
+  void OnStart(bool ok) {
+    if (!ok) {
+      EndSide(&writes_ended_);
+      EndSide(&reads_ended_);
+      return;
+    }
+    v1::StoreRequest begin;
+    begin.mutable_begin()->mutable_namespace_()->set_fingerprint(
+        std::string(AsBytes(ns_.fingerprint)));
+    begin.mutable_begin()->set_wait(options_.wait_durable ? v1::WAIT_DURABLE : v1::WAIT_SEALED);
+    outgoing_ = ToByteBuffer(begin);
+    stream_->Read(&incoming_, &read_done_);
+    stream_->Write(outgoing_, &write_done_);
+  }
+
+  void OnWrite(bool ok) {
+    outgoing_.Clear();
+    if (!ok) {  // The status says why.
+      EndSide(&writes_ended_);
+    } else if (NextChunk()) {
+      stream_->Write(outgoing_, &write_done_);
+    } else {
+      stream_->WritesDone(&half_close_done_);
+    }
+  }
+
+  void OnHalfClose(bool) { EndSide(&writes_ended_); }
+
+  void OnRead(bool ok) {
+    if (!ok) {
+      EndSide(&reads_ended_);
+      return;
+    }
+    v1::StoreReply reply;
+    if (FromByteBuffer(incoming_, &reply)) HandleReply(reply);
+    incoming_.Clear();
+    stream_->Read(&incoming_, &read_done_);
+  }
+
+  // Both directions ended: the status is due.
+  void EndSide(bool* ended) {
+    {
+      MutexLock lock(mu_);
+      *ended = true;
+      if (!writes_ended_ || !reads_ended_) return;
+    }
+    stream_->Finish(&grpc_status_, &finish_done_);
+  }
+
+  void OnFinish(bool) {
+    connection_.NoteBootId(*context_);
+    status_ = FromGrpc(grpc_status_);
+    outgoing_.Clear();
+    stream_.reset();
+    // The call holds what it did not write; it goes with its context.
+    connection_.ForgetContext(context_.get());
+    context_.reset();
+    // After a cancelled call the transport may sit on a write that its peer does not read: only
+    // closing the connection makes it let go.
+    const ChannelPtr channel = std::move(channel_);
+    if (!status_.ok() && !pins_->only_self()) connection_.Replace(channel);
+    Pins::Drop(pins_);  // Last: may lead to Complete() on another thread.
+  }
+
+  void HandleReply(const v1::StoreReply& reply) {
+    MutexLock lock(mu_);
+    if (reply.has_summary()) {
+      durable_ = FromProto(reply.summary().durable());
+      return;
+    }
+    const v1::StoreResult& r = reply.result();
+    const std::size_t groups = ns_.spec.groups.size();
+    if (r.sequence() >= blocks_.size() || r.group() >= groups ||
+        closed_[r.sequence() * groups + r.group()]) {
+      return;
+    }
+    closed_[r.sequence() * groups + r.group()] = true;
+    Merge(r, &result_.blocks[r.sequence()], --open_groups_[r.sequence()]);
+    if (r.outcome() != v1::STORE_STORED) return;
+    result_.raw_bytes += r.raw_bytes();
+    result_.stored_bytes += r.stored_bytes();
+    result_.tile_bytes += r.tile_bytes();
+    result_.tile_raw_bytes += r.tile_raw_bytes();
+    result_.raw_heads += r.raw_heads();
+  }
+
+  // A block is what its worst group is: failed, partial, then stored, and existing if all are.
+  void Merge(const v1::StoreResult& r, StoreBlockResult* block, std::uint32_t groups_left)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const absl::Status status = FromProto(r.status());
+    const bool first = groups_left + 1 == ns_.spec.groups.size();
+    const auto outcome = static_cast<StoreOutcome>(r.outcome());
+    const auto rank = [](StoreOutcome o) {
+      switch (o) {
+        case StoreOutcome::kFailed:
+          return 3;
+        case StoreOutcome::kPartial:
+          return 2;
+        case StoreOutcome::kStored:
+          return 1;
+        case StoreOutcome::kExisting:
+          return 0;
+      }
+      return 3;
+    };
+    if (first || rank(outcome) > rank(block->outcome)) block->outcome = outcome;
+    if (first || (block->status.ok() && !status.ok())) block->status = status;
+    if (groups_left > 0) return;
+    switch (block->outcome) {
+      case StoreOutcome::kStored:
+        ++result_.blocks_stored;
+        break;
+      case StoreOutcome::kExisting:
+        ++result_.blocks_existing;
+        break;
+      case StoreOutcome::kFailed:
+        ++result_.blocks_failed;
+        break;
+      case StoreOutcome::kPartial:
+        break;
+    }
+  }
+
+  // Builds the next message; false when everything was sent.
+  bool NextChunk() {
+    const std::size_t groups = ns_.spec.groups.size();
+    if (at_.block == blocks_.size()) return false;
+    const StoreBlock& block = blocks_[at_.block];
+    const LayerGroup& group = ns_.spec.groups[at_.group];
+    const std::uint32_t heads = options_.head_count == 0 ? group.kv_heads : options_.head_count;
+    const TileFormat format = FormatOf(ns_.spec, group);
+    const LayerInput* layers = block.layers.data() + first_layer_;
+    const bool records = layers[at_.layer].records != nullptr;
+    const std::size_t head_bytes =
+        records ? RecordBytes(format) : RawBytes(format, block.token_count);
+
+    v1::StoreChunk head;
+    head.set_sequence(static_cast<std::uint32_t>(at_.block));
+    head.set_group(at_.group);
+    bool closed = false;
+    {
+      MutexLock lock(mu_);
+      closed = closed_[at_.block * groups + at_.group];
+    }
+    head.set_token_count(block.token_count);
+    head.set_block_index(block.block_index);
+    if (block.token_count == ns_.spec.block_tokens) head.set_key(std::string(block.key.view()));
+    head.set_parent(std::string(block.parent.view()));
+    std::vector<grpc::Slice> slices(1);
+    std::size_t bytes = 0;
+    const auto layer_count = static_cast<std::uint32_t>(group.layers.size());
+    if (closed) {  // Its result is there: the rest stays here. The daemon still wants to hear
+                   // `last`.
+      at_.layer = layer_count;
+    } else {
+      head.set_kind(records ? v1::CHUNK_RECORDS : v1::CHUNK_PAGES16);
+      head.set_layer_begin(at_.layer);
+      head.set_head_begin(options_.head_begin + at_.head);
+      const std::uint32_t heads_max =
+          static_cast<std::uint32_t>(std::max<std::size_t>(1, kChunkBytes / head_bytes));
+      const std::uint32_t heads_now = std::min(heads - at_.head, heads_max);
+      head.set_head_count(heads_now);
+      std::uint32_t layers_now = 0;
+      do {
+        bytes +=
+            AppendLayer(layers[at_.layer], format, block.token_count, at_.head, heads_now, &slices);
+        ++layers_now;
+        if (heads_now < heads) {  // A part of one layer.
+          at_.head += heads_now;
+          if (at_.head < heads) break;
+          at_.head = 0;
+        }
+        ++at_.layer;
+      } while (heads_now == heads && at_.layer < layer_count &&
+               (layers[at_.layer].records != nullptr) == records &&
+               bytes + head_bytes * heads <= kChunkBytes);
+      head.set_layer_count(layers_now);
+    }
+    if (at_.layer == layer_count) {
+      head.set_last(true);
+      at_.layer = at_.head = 0;
+      first_layer_ += layer_count;
+      if (++at_.group == groups) {
+        at_.group = 0;
+        first_layer_ = 0;
+        ++at_.block;
+      }
+    }
+    slices[0] = grpc::Slice(EncodeBulkHead(head, kChunkField, bytes));
+    outgoing_ = grpc::ByteBuffer(slices.data(), slices.size());
+    return true;
+  }
+
+  std::size_t AppendLayer(const LayerInput& input, const TileFormat& format,
+                          std::uint32_t token_count, std::uint32_t head, std::uint32_t head_count,
+                          std::vector<grpc::Slice>* slices) {
+    if (input.records != nullptr) {
+      const std::size_t bytes = RecordBytes(format) * head_count;
+      AppendBorrowed(input.records + RecordBytes(format) * head, bytes, slices);
+      return bytes;
+    }
+    AppendView(input.k, format, token_count, head, head_count, slices);
+    AppendView(input.v, format, token_count, head, head_count, slices);
+    return RawBytes(format, token_count) * head_count;
+  }
+
+  // [tokens, head_count, head_dim] of the view, in place where long enough runs are adjacent.
+  void AppendView(const KvView& view, const TileFormat& format, std::uint32_t token_count,
+                  std::uint32_t head, std::uint32_t head_count, std::vector<grpc::Slice>* slices) {
+    const std::size_t head_bytes = std::size_t{2} * format.head_dim;
+    const std::size_t row_bytes = head_bytes * head_count;
+    const bool heads_adjacent =
+        head_count == 1 || view.head_stride_bytes == static_cast<std::ptrdiff_t>(head_bytes);
+    const bool tokens_adjacent =
+        heads_adjacent && view.token_stride_bytes == static_cast<std::ptrdiff_t>(row_bytes);
+    const std::uint32_t run_tokens =
+        !tokens_adjacent ? 1 : (view.page_tokens == 0 ? token_count : view.page_tokens);
+    const std::ptrdiff_t head_offset = static_cast<std::ptrdiff_t>(head) * view.head_stride_bytes;
+    if (heads_adjacent && std::min(run_tokens, token_count) * row_bytes >= kSliceBytesMin) {
+      for (std::uint32_t token = 0; token < token_count; token += run_tokens) {
+        const std::size_t tokens = std::min(run_tokens, token_count - token);
+        AppendBorrowed(RowOf(view, token) + head_offset, tokens * row_bytes, slices);
+      }
+      return;
+    }
+    grpc::Slice gathered(row_bytes * token_count);
+    // A new slice is not shared: its memory may be written.
+    auto* out = const_cast<std::uint8_t*>(gathered.begin());
+    for (std::uint32_t token = 0; token < token_count; ++token) {
+      const std::byte* row = RowOf(view, token) + head_offset;
+      for (std::uint32_t h = 0; h < head_count; ++h, out += head_bytes) {
+        std::memcpy(out, row + static_cast<std::ptrdiff_t>(h) * view.head_stride_bytes, head_bytes);
+      }
+    }
+    slices->push_back(std::move(gathered));
+  }
+
+  void AppendBorrowed(const std::byte* data, std::size_t bytes, std::vector<grpc::Slice>* slices) {
+    pins_->Add();
+    // gRPC takes a mutable pointer and does not write through it.
+    slices->emplace_back(const_cast<std::byte*>(data), bytes, &Pins::Drop, pins_);
+  }
+
+  void Complete() {
+    absl::StatusOr<StoreResult> result = absl::UnknownError("");
+    {
+      MutexLock lock(mu_);
+      if (!status_.ok()) {
+        result = status_;
+      } else if (options_.wait_durable && !durable_.ok()) {
+        result = durable_;
+      } else {
+        result = std::move(result_);
+      }
+    }
+    const auto done = std::move(done_);
+    Connection& connection = connection_;
+    const bool started = started_;
+    done(std::move(result));
+    delete this;
+    if (started) connection.End(nullptr);
+  }
+
+  Connection& connection_;
+  const ClientNamespace ns_;
+  const absl::Span<const StoreBlock> blocks_;
+  const StoreOptions options_;
+  std::function<void(absl::StatusOr<StoreResult>)> done_;
+  Pins* const pins_;  // Deletes itself; its last reference leads to Complete().
+
+  std::unique_ptr<grpc::ClientContext> context_ = std::make_unique<grpc::ClientContext>();
+  bool started_ = false;
+  ChannelPtr channel_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  MemberCompletion<StoreStream> start_done_{this, &StoreStream::OnStart};
+  MemberCompletion<StoreStream> write_done_{this, &StoreStream::OnWrite};
+  MemberCompletion<StoreStream> half_close_done_{this, &StoreStream::OnHalfClose};
+  MemberCompletion<StoreStream> read_done_{this, &StoreStream::OnRead};
+  MemberCompletion<StoreStream> finish_done_{this, &StoreStream::OnFinish};
+  grpc::Status grpc_status_;
+  grpc::ByteBuffer outgoing_;
+  grpc::ByteBuffer incoming_;
+  Cursor at_;                    // Of the writing side.
+  std::size_t first_layer_ = 0;  // Index of the current group's first layer in StoreBlock::layers.
+  absl::Status status_;
+
+  Mutex mu_;
+  bool writes_ended_ = false;  // Guarded by mu_ (EndSide).
+  bool reads_ended_ = false;   // Guarded by mu_ (EndSide).
+  StoreResult result_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::uint32_t> open_groups_ ABSL_GUARDED_BY(mu_);  // Per block: results still due.
+  std::vector<bool> closed_ ABSL_GUARDED_BY(mu_);                // Per (block, group).
+  absl::Status durable_ ABSL_GUARDED_BY(mu_) = absl::UnknownError("the daemon sent no summary");
+};
+
+}  // namespace
+
+absl::Status CheckStore(const ClientNamespace& ns, absl::Span<const StoreBlock> blocks,
+                        const StoreOptions& options) {
+  std::size_t layer_count = 0;
+  for (const LayerGroup& group : ns.spec.groups) {
+    layer_count += group.layers.size();
+    const std::uint64_t head_end = std::uint64_t{options.head_begin} + options.head_count;
+    if (head_end > group.kv_heads || (options.head_count == 0 && options.head_begin != 0)) {
+      return absl::InvalidArgumentError(absl::StrCat("heads ", options.head_begin, " to ", head_end,
+                                                     ": the namespace has ", group.kv_heads));
+    }
+  }
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const StoreBlock& block = blocks[i];
+    if (block.token_count == 0 || block.token_count > ns.spec.block_tokens) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "block ", i, ": token_count ", block.token_count, ", want 1 to ", ns.spec.block_tokens));
+    }
+    if (block.token_count == ns.spec.block_tokens && block.key.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("block ", i, ": no key"));
+    }
+    if (block.layers.size() != layer_count) {
+      return absl::InvalidArgumentError(absl::StrCat("block ", i, ": ", block.layers.size(),
+                                                     " layers, the namespace has ", layer_count));
+    }
+    for (const LayerInput& layer : block.layers) {
+      const auto has_memory = [](const KvView& view) {
+        return view.page_tokens == 0 ? view.data != nullptr : view.pages != nullptr;
+      };
+      if (layer.records == nullptr && !(has_memory(layer.k) && has_memory(layer.v))) {
+        return absl::InvalidArgumentError(absl::StrCat("block ", i, ": a layer without memory"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+void StartStoreStream(Connection& connection, const ClientNamespace& ns,
+                      absl::Span<const StoreBlock> blocks, const StoreOptions& options,
+                      std::chrono::system_clock::time_point deadline,
+                      std::function<void(absl::StatusOr<StoreResult>)> done) {
+  // Deletes itself after `done`.
+  (new StoreStream(connection, ns, blocks, options, std::move(done)))->Start(deadline);
+}
+
+}  // namespace kvmill
