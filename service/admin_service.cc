@@ -1,0 +1,87 @@
+#include "service/admin_service.h"
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+#include "service/cache_service.h"
+#include "service/engine_service.h"
+#include "service/status_grpc.h"
+#include "storage/core/log.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+
+absl::Status AdminService::Enter(grpc::ServerContext* call, absl::string_view method,
+                                 bool audited) const {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  absl::Status allowed = gate_.Check(call->peer());
+  if (!allowed.ok() || audited) {
+    LogInfo(absl::StrCat("admin ", method, " by ", call->peer(), ": ",
+                         allowed.ok() ? "accepted" : allowed.message()));
+  }
+  return allowed;
+}
+
+grpc::Status AdminService::Status(grpc::ServerContext* call, const v1::StatusRequest*,
+                                  v1::StatusReply* reply) {
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(Enter(call, "Status", false));
+    FillHello(context_, reply->mutable_hello());
+    FillStat(context_, reply->mutable_stat());
+    reply->set_draining(context_.draining.load(std::memory_order_relaxed));
+    reply->set_device(context_.device);
+    reply->set_data_dir(context_.data_dir);
+    reply->set_encode_threads(context_.encode_threads);
+    return absl::OkStatus();
+  }());
+}
+
+grpc::Status AdminService::Namespaces(grpc::ServerContext* call, const v1::NamespacesRequest*,
+                                      v1::NamespacesReply* reply) {
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(Enter(call, "Namespaces", false));
+    for (const TieredStore::NamespaceInfo& info : context_.store.Namespaces()) {
+      FillNamespace(info, reply->add_namespaces());
+    }
+    return absl::OkStatus();
+  }());
+}
+
+grpc::Status AdminService::Evict(grpc::ServerContext* call, const v1::EvictRequest* request,
+                                 v1::BlockCount* reply) {
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(Enter(call, "Evict", true));
+    KVMILL_ASSIGN_OR_RETURN(const Tier tier, FromProto(request->tier()));
+    const std::uint64_t bytes =
+        request->bytes() == 0 ? std::numeric_limits<std::uint64_t>::max() : request->bytes();
+    KVMILL_ASSIGN_OR_RETURN(const std::uint64_t blocks, context_.store.Evict(tier, bytes));
+    reply->set_blocks(blocks);
+    return absl::OkStatus();
+  }());
+}
+
+grpc::Status AdminService::Verify(grpc::ServerContext* call, const v1::VerifyRequest*,
+                                  v1::VerifyReply* reply) {
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(Enter(call, "Verify", true));
+    KVMILL_ASSIGN_OR_RETURN(const TieredStore::VerifyResult result, context_.store.Verify());
+    reply->set_records_checked(result.records_checked);
+    reply->set_failures(result.failures);
+    return absl::OkStatus();
+  }());
+}
+
+grpc::Status AdminService::Drain(grpc::ServerContext* call, const v1::DrainRequest*,
+                                 v1::BlockCount* reply) {
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(Enter(call, "Drain", true));
+    start_drain_();
+    if (context_.data_dir.empty()) return absl::OkStatus();  // There is nowhere to save blocks to.
+    KVMILL_ASSIGN_OR_RETURN(const std::uint64_t blocks, context_.store.Flush());
+    reply->set_blocks(blocks);
+    return absl::OkStatus();
+  }());
+}
+
+}  // namespace kvmill

@@ -1,0 +1,41 @@
+// kvmill.v1.Admin: operation of this daemon. One instance per server, each with its own gate.
+#ifndef KVMILL_SERVICE_ADMIN_SERVICE_H_
+#define KVMILL_SERVICE_ADMIN_SERVICE_H_
+
+#include <functional>
+
+#include "kvmill/v1/admin.grpc.pb.h"
+#include "service/local_peers.h"
+#include "service/service_context.h"
+
+namespace kvmill {
+
+class AdminService final : public v1::Admin::Service {
+ public:
+  // `start_drain` marks the daemon as draining everywhere (readiness, health); idempotent.
+  AdminService(ServiceContext& context, AdminGate gate, std::function<void()> start_drain)
+      : context_(context), gate_(gate), start_drain_(std::move(start_drain)) {}
+
+  grpc::Status Status(grpc::ServerContext* call, const v1::StatusRequest* request,
+                      v1::StatusReply* reply) override;
+  grpc::Status Namespaces(grpc::ServerContext* call, const v1::NamespacesRequest* request,
+                          v1::NamespacesReply* reply) override;
+  grpc::Status Evict(grpc::ServerContext* call, const v1::EvictRequest* request,
+                     v1::BlockCount* reply) override;
+  grpc::Status Verify(grpc::ServerContext* call, const v1::VerifyRequest* request,
+                      v1::VerifyReply* reply) override;
+  grpc::Status Drain(grpc::ServerContext* call, const v1::DrainRequest* request,
+                     v1::BlockCount* reply) override;
+
+ private:
+  // The gate's verdict; one log line for an admin call that changes something.
+  absl::Status Enter(grpc::ServerContext* call, absl::string_view method, bool audited) const;
+
+  ServiceContext& context_;
+  const AdminGate gate_;
+  const std::function<void()> start_drain_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_ADMIN_SERVICE_H_

@@ -1,0 +1,158 @@
+#include "service/cache_service.h"
+
+#include <map>
+#include <numeric>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+#include "service/fetch_call.h"
+#include "service/status_grpc.h"
+#include "service/store_call.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+constexpr int kListEntriesPerMessage = 512;
+
+template <typename Container>
+std::uint64_t Sum(const Container& values) {
+  return std::accumulate(values.begin(), values.end(), std::uint64_t{0});
+}
+
+absl::Status SetCount(const absl::StatusOr<std::uint64_t>& count, v1::BlockCount* reply) {
+  KVMILL_RETURN_IF_ERROR(count.status());
+  reply->set_blocks(*count);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void FillStat(const ServiceContext& context, v1::StatReply* reply) {
+  const StoreStats stats = context.store.stats();
+  reply->set_blocks(stats.blocks);
+  reply->set_pages(stats.pages);
+  reply->set_sessions(0);  // There is no Engine.Session yet.
+  reply->set_leases(stats.references);
+  for (std::size_t i = 0; i < kTierCount; ++i) {
+    const TierStats& tier = stats.tiers[i];
+    if (tier.capacity_bytes == 0) continue;
+    v1::TierStat* t = reply->add_tiers();
+    t->set_tier(ToProto(static_cast<Tier>(i)));
+    t->set_used_bytes(tier.used_bytes);
+    t->set_capacity_bytes(tier.capacity_bytes);
+    t->set_blocks(tier.blocks);
+  }
+  reply->set_raw_bytes_ingested(Sum(stats.raw_bytes_ingested));
+  reply->set_encoded_bytes_stored(Sum(stats.encoded_bytes_stored));
+  reply->set_lookup_blocks(stats.lookup_blocks);
+  reply->set_hit_blocks(Sum(stats.hit_blocks));
+  reply->set_checksum_failures(Sum(stats.checksum_failures));
+  reply->set_boot_id(context.boot_id);
+  reply->set_uptime_s(static_cast<double>(context.clock.MonotonicNanos() - context.start_nanos) *
+                      1e-9);
+  reply->set_unwritten_blocks(stats.unwritten_blocks);
+  reply->set_metadata_bytes(stats.metadata_bytes);
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CacheService::Store(
+    grpc::CallbackServerContext* call) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return StoreCall::Start(context_);
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Fetch(grpc::CallbackServerContext* call,
+                                                                const grpc::ByteBuffer* request) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return FetchCall::Start(context_, *request);
+}
+
+grpc::Status CacheService::Lookup(grpc::ServerContext* call, const v1::LookupRequest* request,
+                                  v1::LookupReply* reply) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
+                            context_.Resolve(request->namespace_()));
+    KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysFromProto(request->keys()));
+    const TieredStore::LookupResult result =
+        context_.store.Lookup(info.id, keys, request->find_tail());
+    reply->set_hit_blocks(result.hit_blocks);
+    reply->set_hit_tokens(result.hit_tokens);
+    for (Tier tier : result.tiers) reply->add_tiers(ToProto(tier));
+    reply->set_tail_tokens(result.tail_tokens);
+    if (result.tail_tokens > 0) reply->set_tail_key(std::string(result.tail_key.view()));
+    return absl::OkStatus();
+  }());
+}
+
+grpc::Status CacheService::Remove(grpc::ServerContext* call, const v1::RemoveRequest* request,
+                                  v1::BlockCount* reply) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
+                            context_.Resolve(request->namespace_()));
+    KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysFromProto(request->keys()));
+    return SetCount(context_.store.Remove(info.id, keys), reply);
+  }());
+}
+
+grpc::Status CacheService::Clear(grpc::ServerContext* call, const v1::ClearRequest* request,
+                                 v1::BlockCount* reply) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
+                            context_.Resolve(request->namespace_()));
+    return SetCount(context_.store.Clear(info.id), reply);
+  }());
+}
+
+grpc::Status CacheService::Flush(grpc::ServerContext* call, const v1::FlushRequest*,
+                                 v1::BlockCount* reply) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return StatusToGrpc(SetCount(context_.store.Flush(), reply));
+}
+
+grpc::Status CacheService::Stat(grpc::ServerContext* call, const v1::StatRequest*,
+                                v1::StatReply* reply) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  FillStat(context_, reply);
+  return grpc::Status::OK;
+}
+
+grpc::Status CacheService::List(grpc::ServerContext* call, const v1::ListRequest* request,
+                                grpc::ServerWriter<v1::ListReply>* writer) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  std::optional<NamespaceId> only;
+  if (request->has_namespace_()) {
+    const absl::StatusOr<TieredStore::NamespaceInfo> info = context_.Resolve(request->namespace_());
+    if (!info.ok()) return StatusToGrpc(info.status());
+    only = info->id;
+  }
+  std::map<NamespaceId, std::string> names;
+  for (const TieredStore::NamespaceInfo& info : context_.store.Namespaces()) {
+    if (info.spec.tenant == kDefaultTenant) names[info.id] = info.name;
+  }
+  v1::ListReply reply;
+  bool open = true;
+  context_.store.List([&](const TieredStore::BlockInfo& block) {
+    const auto name = names.find(block.namespace_id);
+    if (name == names.end() || (only.has_value() && *only != block.namespace_id)) return true;
+    v1::ListEntry* entry = reply.add_entries();
+    entry->set_namespace_(name->second);
+    entry->set_key(std::string(block.key.view()));
+    entry->set_group(block.group);
+    entry->set_tier(ToProto(block.tier));
+    entry->set_bytes(block.bytes);
+    entry->set_age_s(block.age_s);
+    entry->set_leases(block.leases);
+    if (reply.entries_size() < kListEntriesPerMessage) return true;
+    open = writer->Write(reply) && !call->IsCancelled();
+    reply.Clear();
+    return open;
+  });
+  if (open && reply.entries_size() > 0) writer->Write(reply);
+  return grpc::Status::OK;
+}
+
+}  // namespace kvmill

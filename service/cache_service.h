@@ -1,0 +1,43 @@
+// kvmill.v1.Cache: translates between the wire and the tiered store.
+#ifndef KVMILL_SERVICE_CACHE_SERVICE_H_
+#define KVMILL_SERVICE_CACHE_SERVICE_H_
+
+#include "kvmill/v1/cache.grpc.pb.h"
+#include "service/service_context.h"
+
+namespace kvmill {
+
+// Store and Fetch work on raw byte buffers (StoreCall, FetchCall); the others are plain calls on
+// gRPC's own bounded threads.
+class CacheService final : public v1::Cache::WithRawCallbackMethod_Store<
+                               v1::Cache::WithRawCallbackMethod_Fetch<v1::Cache::Service>> {
+ public:
+  explicit CacheService(ServiceContext& context) : context_(context) {}
+
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Store(
+      grpc::CallbackServerContext* call) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Fetch(grpc::CallbackServerContext* call,
+                                                    const grpc::ByteBuffer* request) override;
+  grpc::Status Lookup(grpc::ServerContext* call, const v1::LookupRequest* request,
+                      v1::LookupReply* reply) override;
+  grpc::Status Remove(grpc::ServerContext* call, const v1::RemoveRequest* request,
+                      v1::BlockCount* reply) override;
+  grpc::Status Clear(grpc::ServerContext* call, const v1::ClearRequest* request,
+                     v1::BlockCount* reply) override;
+  grpc::Status Flush(grpc::ServerContext* call, const v1::FlushRequest* request,
+                     v1::BlockCount* reply) override;
+  grpc::Status Stat(grpc::ServerContext* call, const v1::StatRequest* request,
+                    v1::StatReply* reply) override;
+  grpc::Status List(grpc::ServerContext* call, const v1::ListRequest* request,
+                    grpc::ServerWriter<v1::ListReply>* writer) override;
+
+ private:
+  ServiceContext& context_;
+};
+
+// What Stat and Admin.Status answer.
+void FillStat(const ServiceContext& context, v1::StatReply* reply);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_CACHE_SERVICE_H_

@@ -1,0 +1,247 @@
+#include "service/config.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <sstream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "client/server_address.h"
+#include "service/units.h"
+#include "storage/core/status_macros.h"
+#include "storage/eviction/policy.h"
+
+namespace kvmill {
+namespace {
+
+struct Option {
+  OptionInfo info;
+  std::function<absl::Status(absl::string_view, Config*)> set;
+  std::function<std::string(const Config&)> get;
+};
+
+Option Text(const char* name, const char* value_name, const char* help,
+            std::string Config::*member) {
+  return {{name, value_name, help},
+          [member](absl::string_view value, Config* c) {
+            c->*member = std::string(value);
+            return absl::OkStatus();
+          },
+          [member](const Config& c) { return c.*member; }};
+}
+
+Option Address(const char* name, const char* help, std::string Config::*member) {
+  return {{name, "HOST:PORT", help},
+          [member](absl::string_view value, Config* c) -> absl::Status {
+            if (!value.empty()) KVMILL_RETURN_IF_ERROR(ParseHostPort(value).status());
+            c->*member = std::string(value);
+            return absl::OkStatus();
+          },
+          [member](const Config& c) { return c.*member; }};
+}
+
+Option Bytes(const char* name, const char* help, std::uint64_t Config::*member) {
+  return {{name, "SIZE", help},
+          [member](absl::string_view value, Config* c) -> absl::Status {
+            KVMILL_ASSIGN_OR_RETURN(c->*member, ParseBytes(value));
+            return absl::OkStatus();
+          },
+          [member](const Config& c) { return FormatBytes(c.*member); }};
+}
+
+Option OneOf(const char* name, const char* help, std::vector<std::string> allowed,
+             std::string Config::*member) {
+  std::string value_name;
+  for (const std::string& a : allowed)
+    absl::StrAppend(&value_name, value_name.empty() ? "" : "|", a);
+  return {{name, value_name, help},
+          [member, allowed, value_name](absl::string_view value, Config* c) -> absl::Status {
+            if (std::find(allowed.begin(), allowed.end(), value) == allowed.end()) {
+              return absl::InvalidArgumentError(absl::StrCat("want ", value_name));
+            }
+            c->*member = std::string(value);
+            return absl::OkStatus();
+          },
+          [member](const Config& c) { return c.*member; }};
+}
+
+absl::Status SetDevice(absl::string_view value, Config* c) {
+  std::uint32_t ordinal = 0;
+  if (value != "auto" && value != "host" &&
+      !(value.substr(0, 5) == "cuda:" && absl::SimpleAtoi(value.substr(5), &ordinal))) {
+    return absl::InvalidArgumentError("want auto, host or cuda:N");
+  }
+  c->device = std::string(value);
+  return absl::OkStatus();
+}
+
+const std::vector<Option>& Options() {
+  static const auto* options = new std::vector<Option>{
+      Text("socket", "PATH",
+           "Unix socket of the gRPC services; default $XDG_RUNTIME_DIR/kvmill.sock, else "
+           "/run/kvmill/kvmill.sock.",
+           &Config::socket),
+      Address("listen", "TCP address of the gRPC services (not Admin); port 0 picks a free one.",
+              &Config::listen),
+      Address("admin", "TCP address of the Admin service.", &Config::admin),
+      Address("metrics", "Address of /metrics, /healthz and /readyz (plain HTTP).",
+              &Config::metrics),
+      Text("ucx", "HOST", "Address of the UCX data plane.", &Config::ucx),
+      {{"insecure", "", "Allow TCP listeners without TLS."},
+       [](absl::string_view value, Config* c) -> absl::Status {
+         if (value != "true" && value != "false") {
+           return absl::InvalidArgumentError("want true or false");
+         }
+         c->insecure = value == "true";
+         return absl::OkStatus();
+       },
+       [](const Config& c) -> std::string { return c.insecure ? "true" : "false"; }},
+      Text("data-dir", "DIR", "Directory of the disk tier; none: no disk tier.", &Config::data_dir),
+      Bytes("host-bytes", "Host memory for blocks.", &Config::host_bytes),
+      Bytes("gpu-bytes", "GPU memory for blocks.", &Config::gpu_bytes),
+      Bytes("disk-bytes", "Cap of the disk tier.", &Config::disk_bytes),
+      {{"device", "auto|host|cuda:N", "Device that holds and encodes blocks."},
+       SetDevice,
+       [](const Config& c) { return c.device; }},
+      Text("cluster", "none|etcd://HOST:PORT,...", "Where membership lives.", &Config::cluster),
+      Text("node-id", "ID", "Name of this node in the cluster.", &Config::node_id),
+      OneOf("log-level", "Least severe messages that are logged, to standard error.",
+            {"trace", "debug", "info", "warn", "error", "off"}, &Config::log_level),
+      {{"encode-threads", "N", "Threads that encode; 0: one per core."},
+       [](absl::string_view value, Config* c) -> absl::Status {
+         std::uint32_t threads = 0;
+         if (!absl::SimpleAtoi(value, &threads) || threads > 1024) {
+           return absl::InvalidArgumentError("want a number from 0 to 1024");
+         }
+         c->encode_threads = threads;
+         return absl::OkStatus();
+       },
+       [](const Config& c) { return absl::StrCat(c.encode_threads); }},
+      {{"eviction-policy", "NAME", "Which block leaves a full tier next; none: the default."},
+       [](absl::string_view value, Config* c) -> absl::Status {
+         std::string known;
+         bool found = value.empty();
+         for (std::string_view n : EvictionPolicyNames()) {
+           const std::string policy(n);
+           absl::StrAppend(&known, known.empty() ? "" : ", ", policy);
+           found = found || value == policy;
+         }
+         if (!found) return absl::InvalidArgumentError(absl::StrCat("want one of ", known));
+         c->eviction_policy = std::string(value);
+         return absl::OkStatus();
+       },
+       [](const Config& c) { return c.eviction_policy; }},
+      {{"drain-timeout", "DURATION", "Time that calls in flight get at shutdown."},
+       [](absl::string_view value, Config* c) -> absl::Status {
+         KVMILL_ASSIGN_OR_RETURN(c->drain_timeout, ParseDuration(value));
+         return absl::OkStatus();
+       },
+       [](const Config& c) { return absl::FormatDuration(c.drain_timeout); }},
+  };
+  return *options;
+}
+
+std::string KeyOf(absl::string_view name) { return absl::StrReplaceAll(name, {{"-", "_"}}); }
+
+}  // namespace
+
+const std::vector<OptionInfo>& ConfigOptions() {
+  static const auto* infos = [] {
+    auto* made = new std::vector<OptionInfo>;
+    for (const Option& option : Options()) made->push_back(option.info);
+    return made;
+  }();
+  return *infos;
+}
+
+absl::Status SetOption(absl::string_view name, absl::string_view value, Config* config) {
+  for (const Option& option : Options()) {
+    if (option.info.name != name) continue;
+    const absl::Status status = option.set(value, config);
+    if (status.ok()) return status;
+    return absl::Status(status.code(), absl::StrCat(name, " \"", value, "\": ", status.message()));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("unknown option \"", name, "\""));
+}
+
+absl::Status ApplyYamlFile(const std::string& path, Config* config) {
+  std::ifstream file(path);
+  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  std::stringstream text;
+  text << file.rdbuf();
+  const auto at = [&](const YAML::Mark& mark, absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ":", mark.line + 1, ": ", what));
+  };
+  // yaml-cpp throws; nothing of it leaves this function.
+  try {
+    const YAML::Node root = YAML::Load(text.str());
+    if (root.IsNull()) return absl::OkStatus();
+    if (!root.IsMap()) return at(root.Mark(), "want a map of options");
+    std::set<std::string> seen;
+    for (const auto& entry : root) {
+      const YAML::Mark mark = entry.first.Mark();
+      if (!entry.first.IsScalar()) return at(mark, "a key is not a scalar");
+      const std::string key = entry.first.Scalar();
+      const auto option = std::find_if(Options().begin(), Options().end(),
+                                       [&](const Option& o) { return KeyOf(o.info.name) == key; });
+      if (option == Options().end()) return at(mark, absl::StrCat("unknown key \"", key, "\""));
+      if (!seen.insert(key).second) return at(mark, absl::StrCat("key \"", key, "\" again"));
+      if (!entry.second.IsScalar()) {
+        return at(mark, absl::StrCat("key \"", key, "\": want a scalar"));
+      }
+      const absl::Status status = SetOption(option->info.name, entry.second.Scalar(), config);
+      if (!status.ok()) return at(entry.second.Mark(), status.message());
+    }
+  } catch (const YAML::Exception& error) {
+    return at(error.mark, error.msg);
+  }
+  return absl::OkStatus();
+}
+
+std::string ToYaml(const Config& config) {
+  std::string yaml;
+  for (const Option& option : Options()) {
+    // A JSON string is a YAML scalar; the values need no escapes but these.
+    const std::string value =
+        absl::StrReplaceAll(option.get(config), {{"\\", "\\\\"}, {"\"", "\\\""}});
+    absl::StrAppend(&yaml, KeyOf(option.info.name), ": \"", value, "\"\n");
+  }
+  return yaml;
+}
+
+absl::Status CheckConfig(const Config& config) {
+  KVMILL_RETURN_IF_ERROR(ParseServerAddress(absl::StrCat("unix:", config.socket)).status());
+  for (const auto& [name, value] :
+       {std::pair<const char*, const std::string&>("listen", config.listen),
+        {"admin", config.admin}}) {
+    if (!value.empty() && !config.insecure) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--", name, " ", value,
+                       ": a TCP listener without TLS needs --insecure (this version has no TLS)"));
+    }
+  }
+  if (config.gpu_bytes != 0) {
+    return absl::FailedPreconditionError(absl::StrCat("--gpu-bytes ", FormatBytes(config.gpu_bytes),
+                                                      ": must be 0, this build has no GPU tier"));
+  }
+  if (config.device != "auto" && config.device != "host") {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--device ", config.device, ": this build has only the host device"));
+  }
+  if (config.cluster != "none") {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--cluster ", config.cluster, ": must be none, this version runs single nodes"));
+  }
+  if (!config.ucx.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--ucx ", config.ucx, ": this version has no UCX data plane"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvmill

@@ -1,0 +1,64 @@
+// Configuration of kvmilld: one struct, filled once from defaults, then a YAML file, then flags.
+//
+// One table (config.cc) holds every option: name, help, how it is read and printed. Flags, YAML
+// keys (the same names with underscores), --print-config and the documentation come from it.
+#ifndef KVMILL_SERVICE_CONFIG_H_
+#define KVMILL_SERVICE_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace kvmill {
+
+struct Config {
+  std::string socket;   // Path; never empty after LoadConfig.
+  std::string listen;   // HOST:PORT; empty: no TCP listener.
+  std::string admin;    // HOST:PORT; empty: Admin only on the socket.
+  std::string metrics;  // HOST:PORT; empty: no HTTP.
+  std::string ucx;      // HOST; empty: no data plane.
+  bool insecure = false;
+  std::string data_dir;  // Empty: no disk tier.
+  std::uint64_t host_bytes = std::uint64_t{4} << 30;
+  std::uint64_t gpu_bytes = 0;
+  std::uint64_t disk_bytes = std::uint64_t{64} << 30;
+  std::string device = "auto";
+  std::string cluster = "none";
+  std::string node_id;
+  std::string log_level = "info";
+  std::uint32_t encode_threads = 0;                  // 0: one per core.
+  std::string eviction_policy;                       // Empty: the default.
+  absl::Duration drain_timeout = absl::Seconds(10);  // For calls in flight at shutdown.
+};
+
+struct OptionInfo {
+  std::string name;        // As in --name; the YAML key has underscores.
+  std::string value_name;  // "HOST:PORT"; empty: a switch without value.
+  std::string help;
+};
+const std::vector<OptionInfo>& ConfigOptions();
+
+// Sets option `name` (flag spelling) from text. INVALID_ARGUMENT names option, value and what is
+// allowed.
+absl::Status SetOption(absl::string_view name, absl::string_view value, Config* config);
+
+// Applies a YAML file: a map of option names to scalars. Strict: an unknown or repeated key, a
+// value that is no scalar or out of range is INVALID_ARGUMENT starting with "FILE:LINE: ".
+// NOT_FOUND when the file cannot be read.
+absl::Status ApplyYamlFile(const std::string& path, Config* config);
+
+// The whole configuration as YAML that ApplyYamlFile reads back to the same.
+std::string ToYaml(const Config& config);
+
+// What needs several options, or this build, to decide: a TCP listener without --insecure, GPU
+// memory on a host build, a cluster. FAILED_PRECONDITION or INVALID_ARGUMENT with value and remedy.
+absl::Status CheckConfig(const Config& config);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_CONFIG_H_

@@ -1,0 +1,30 @@
+// kvmill.v1.Engine: the handshake and namespaces.
+#ifndef KVMILL_SERVICE_ENGINE_SERVICE_H_
+#define KVMILL_SERVICE_ENGINE_SERVICE_H_
+
+#include "kvmill/v1/engine.grpc.pb.h"
+#include "service/service_context.h"
+
+namespace kvmill {
+
+class EngineService final : public v1::Engine::Service {
+ public:
+  explicit EngineService(ServiceContext& context) : context_(context) {}
+
+  grpc::Status Hello(grpc::ServerContext* call, const v1::HelloRequest* request,
+                     v1::HelloReply* reply) override;
+  grpc::Status Register(grpc::ServerContext* call, const v1::RegisterRequest* request,
+                        v1::RegisterReply* reply) override;
+  grpc::Status Describe(grpc::ServerContext* call, const v1::DescribeRequest* request,
+                        v1::NamespaceInfo* reply) override;
+
+ private:
+  ServiceContext& context_;
+};
+
+void FillHello(const ServiceContext& context, v1::HelloReply* reply);
+void FillNamespace(const TieredStore::NamespaceInfo& info, v1::NamespaceInfo* out);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_ENGINE_SERVICE_H_

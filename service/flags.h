@@ -1,0 +1,33 @@
+// kvmilld's command line, from the option table of config.h.
+#ifndef KVMILL_SERVICE_FLAGS_H_
+#define KVMILL_SERVICE_FLAGS_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace kvmill {
+
+struct Flags {
+  std::string config_file;  // --config; empty: none.
+  bool check_config = false;
+  bool print_config = false;
+  bool help = false;
+  bool version = false;
+  // (option name, value) of the others, in order: for SetOption, after the file.
+  std::vector<std::pair<std::string, std::string>> options;
+};
+
+// `--name value`, `--name=value`, and `--name` for switches. INVALID_ARGUMENT naming the argument:
+// an unknown one, a value that is missing or not wanted.
+absl::StatusOr<Flags> ParseFlags(absl::Span<const std::string> arguments);
+
+// The text of --help.
+std::string FlagsHelp();
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_FLAGS_H_

@@ -1,0 +1,38 @@
+// Plain HTTP for probes and scrapers: /metrics, /healthz, /readyz.
+#ifndef KVMILL_SERVICE_HTTP_SERVER_H_
+#define KVMILL_SERVICE_HTTP_SERVER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/server_address.h"
+
+namespace kvmill {
+
+class HttpServer {
+ public:
+  struct Handlers {  // Called from several threads.
+    std::function<std::string()> metrics;
+    std::function<bool()> ready;
+  };
+
+  // Listens and serves from threads of its own. UNAVAILABLE naming the address when it cannot
+  // listen.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const HostPort& address,
+                                                           Handlers handlers);
+  ~HttpServer();
+
+  // With the real port.
+  const HostPort& address() const;
+
+ private:
+  class Impl;
+  explicit HttpServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_HTTP_SERVER_H_

@@ -1,0 +1,105 @@
+// kvmilld: reads the configuration, starts the node, waits for a signal, drains.
+#include <malloc.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+#include "client/server_address.h"
+#include "service/config.h"
+#include "service/flags.h"
+#include "service/node.h"
+#include "storage/core/log.h"
+
+namespace kvmill {
+namespace {
+
+constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;
+
+int Failed(const absl::Status& status) {
+  std::fprintf(stderr, "kvmilld: %s\n", std::string(status.message()).c_str());
+  return kExitFailed;
+}
+
+// Waits for SIGTERM or SIGINT; a further one ends the process at once.
+void WaitForSignal(const sigset_t& signals) {
+  int signal = 0;
+  sigwait(&signals, &signal);
+  LogInfo(absl::StrCat("signal ", signal, ": draining; another one exits at once"));
+  std::thread([signals] {
+    int second = 0;
+    sigwait(&signals, &second);
+    _exit(kExitFailed);
+  }).detach();
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  const absl::StatusOr<Flags> flags = ParseFlags(arguments);
+  if (!flags.ok()) {
+    Failed(flags.status());
+    return kExitUsage;
+  }
+  if (flags->help || flags->version) {
+    std::fputs(flags->help ? FlagsHelp().c_str() : absl::StrCat(kSoftwareVersion, "\n").c_str(),
+               stdout);
+    return 0;
+  }
+
+  Config config;
+  if (!flags->config_file.empty()) {
+    const absl::Status status = ApplyYamlFile(flags->config_file, &config);
+    if (!status.ok()) return Failed(status);
+  }
+  for (const auto& [name, value] : flags->options) {
+    const absl::Status status = SetOption(name, value, &config);
+    if (!status.ok()) {
+      Failed(absl::Status(status.code(), absl::StrCat("--", status.message())));
+      return kExitUsage;
+    }
+  }
+  if (config.socket.empty()) {
+    const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
+    config.socket = DefaultSocketPath(runtime_dir == nullptr ? "" : runtime_dir);
+  }
+  absl::Status status = CheckConfig(config);
+  if (!status.ok()) return Failed(status);
+  if (flags->print_config) std::fputs(ToYaml(config).c_str(), stdout);
+  if (flags->check_config || flags->print_config) return 0;
+  status = SetLogLevel(config.log_level);
+  if (!status.ok()) return Failed(status);
+
+  // Before any thread: all of them inherit the mask, and only WaitForSignal sees the signals.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  // The transport's receive buffers come and go by the megabyte: keep them on the heap instead of
+  // mapping and touching fresh pages for each.
+  mallopt(M_MMAP_THRESHOLD, 64 << 20);
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+
+  absl::StatusOr<std::unique_ptr<Node>> node = Node::Start(config);
+  if (!node.ok()) return Failed(node.status());
+  std::printf("%s\n", (*node)->ReadyLine().c_str());
+  std::fflush(stdout);
+  WaitForSignal(signals);
+  (*node)->Drain();
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvmill
+
+int main(int argc, char** argv) {
+  return kvmill::Main(std::vector<std::string>(argv + 1, argv + argc));
+}

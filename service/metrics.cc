@@ -1,0 +1,237 @@
+#include "service/metrics.h"
+
+#include <prometheus/text_serializer.h>
+
+#include <functional>
+#include <limits>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+#include "storage/store_stats.h"
+
+namespace kvmill {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Label = ClientMetric::Label;
+
+// What a scrape sees: one snapshot for all families.
+struct Source {
+  const ServiceContext& context;
+  const StoreStats& stats;
+  double start_unix_seconds;
+};
+
+struct Family {
+  const char* name;  // Without the prefix.
+  MetricType type;
+  const char* help;
+  void (*fill)(const Source& source, MetricFamily* out);
+};
+
+void Add(MetricFamily* out, double value, std::vector<Label> labels = {}) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  if (out->type == MetricType::Counter) {
+    metric.counter.value = value;
+  } else {
+    metric.gauge.value = value;
+  }
+  out->metric.push_back(std::move(metric));
+}
+
+void Add(MetricFamily* out, std::uint64_t value, std::vector<Label> labels = {}) {
+  Add(out, static_cast<double>(value), std::move(labels));
+}
+
+template <std::size_t kBoundCount>
+void AddHistogram(MetricFamily* out, const std::array<double, kBoundCount>& bounds,
+                  const typename Histogram<kBoundCount>::Snapshot& snapshot,
+                  std::vector<Label> labels) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  std::uint64_t cumulative = 0;
+  for (std::size_t i = 0; i <= kBoundCount; ++i) {
+    cumulative += snapshot.counts[i];
+    ClientMetric::Bucket bucket;
+    bucket.cumulative_count = cumulative;
+    bucket.upper_bound = i < kBoundCount ? bounds[i] : std::numeric_limits<double>::infinity();
+    metric.histogram.bucket.push_back(bucket);
+  }
+  metric.histogram.sample_count = cumulative;
+  metric.histogram.sample_sum = snapshot.sum;
+  out->metric.push_back(std::move(metric));
+}
+
+// Tiers that this daemon has.
+template <typename Visit>
+void ForEachTier(const StoreStats& stats, Visit visit) {
+  for (std::size_t i = 0; i < kTierCount; ++i) {
+    if (stats.tiers[i].capacity_bytes > 0) visit(i, TierName(static_cast<Tier>(i)));
+  }
+}
+
+template <typename Member>
+void PerTier(const Source& s, MetricFamily* out, Member member) {
+  ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
+    Add(out, (s.stats.*member)[i], {{"tier", tier}});
+  });
+}
+
+void PerFormat(const std::array<std::uint64_t, kFormatNameCount>& values, MetricFamily* out) {
+  for (std::size_t i = 0; i < kFormatNameCount; ++i) {
+    // A format appears with its first block; the two families agree in which ones they show.
+    if (values[i] > 0) Add(out, values[i], {{"format", ToString(TileFormatAt(i))}});
+  }
+}
+
+// The families of docs: contracts of names and labels. `tier` is one of gpu, host, disk, peer.
+const Family kFamilies[] = {
+    {"build_info", MetricType::Gauge, "Constant 1; version, device and boot id of the daemon.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, 1.0,
+           {{"version", kSoftwareVersion},
+            {"device", s.context.device},
+            {"boot_id", s.context.boot_id_hex}});
+     }},
+    {"start_time_seconds", MetricType::Gauge, "Unix time at which the daemon started.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.start_unix_seconds); }},
+    {"draining", MetricType::Gauge, "1 while the daemon drains and refuses stores, else 0.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.context.draining.load(std::memory_order_relaxed) ? 1.0 : 0.0);
+     }},
+    {"lookup_requests_total", MetricType::Counter,
+     "Lookups by result: hit (every block asked for), partial, miss.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.stats.lookup_hit, {{"result", "hit"}});
+       Add(out, s.stats.lookup_partial, {{"result", "partial"}});
+       Add(out, s.stats.lookup_miss, {{"result", "miss"}});
+     }},
+    {"lookup_blocks_total", MetricType::Counter, "Blocks that lookups asked for.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.lookup_blocks); }},
+    {"lookup_tokens_total", MetricType::Counter, "Tokens of the blocks that lookups asked for.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.lookup_tokens); }},
+    {"hit_blocks_total", MetricType::Counter, "Blocks that lookups found, by tier.",
+     [](const Source& s, MetricFamily* out) { PerTier(s, out, &StoreStats::hit_blocks); }},
+    {"hit_tokens_total", MetricType::Counter, "Tokens of the blocks that lookups found, by tier.",
+     [](const Source& s, MetricFamily* out) { PerTier(s, out, &StoreStats::hit_tokens); }},
+    {"stored_blocks_total", MetricType::Counter,
+     "Blocks by what became of storing them; raw: of the stored, with at least one 16-bit head.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.stats.stored_blocks, {{"result", "stored"}});
+       Add(out, s.stats.existing_blocks, {{"result", "existing"}});
+       Add(out, s.stats.rejected_blocks, {{"result", "rejected"}});
+       Add(out, s.stats.raw_blocks, {{"result", "raw"}});
+     }},
+    {"fetched_blocks_total", MetricType::Counter,
+     "Blocks fetched, by path, tier they were found in, and result; a miss has no tier.",
+     [](const Source& s, MetricFamily* out) {
+       ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
+         Add(out, s.stats.fetched_blocks[i],
+             {{"path", "inline"}, {"tier", tier}, {"result", "hit"}});
+       });
+       Add(out, s.stats.fetch_misses, {{"path", "inline"}, {"tier", "none"}, {"result", "miss"}});
+     }},
+    {"bytes_total", MetricType::Counter, "Bulk bytes of blocks, by direction, path and transport.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.context.counters.inline_bytes_in.load(std::memory_order_relaxed),
+           {{"direction", "in"}, {"path", "inline"}, {"transport", "grpc"}});
+       Add(out, s.context.counters.inline_bytes_out.load(std::memory_order_relaxed),
+           {{"direction", "out"}, {"path", "inline"}, {"transport", "grpc"}});
+     }},
+    {"raw_bytes_ingested_total", MetricType::Counter,
+     "16-bit bytes of the stored blocks, by format.",
+     [](const Source& s, MetricFamily* out) { PerFormat(s.stats.raw_bytes_ingested, out); }},
+    {"encoded_bytes_stored_total", MetricType::Counter,
+     "Bytes of the stored blocks' pages (records, raw heads, headers, padding), by format.",
+     [](const Source& s, MetricFamily* out) { PerFormat(s.stats.encoded_bytes_stored, out); }},
+    {"tier_used_bytes", MetricType::Gauge, "Bytes in use, by tier.",
+     [](const Source& s, MetricFamily* out) {
+       ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
+         Add(out, s.stats.tiers[i].used_bytes, {{"tier", tier}});
+       });
+     }},
+    {"tier_capacity_bytes", MetricType::Gauge, "Capacity in bytes, by tier.",
+     [](const Source& s, MetricFamily* out) {
+       ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
+         Add(out, s.stats.tiers[i].capacity_bytes, {{"tier", tier}});
+       });
+     }},
+    {"tier_blocks", MetricType::Gauge, "Blocks (layer groups of blocks), by tier.",
+     [](const Source& s, MetricFamily* out) {
+       ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
+         Add(out, s.stats.tiers[i].blocks, {{"tier", tier}});
+       });
+     }},
+    {"evicted_blocks_total", MetricType::Counter, "Blocks that left a tier, by reason.",
+     [](const Source& s, MetricFamily* out) {
+       ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
+         for (std::size_t r = 0; r < kEvictReasonCount; ++r) {
+           Add(out, s.stats.evicted_blocks[i][r],
+               {{"tier", tier}, {"reason", EvictReasonName(static_cast<EvictReason>(r))}});
+         }
+       });
+     }},
+    {"eviction_age_seconds", MetricType::Histogram, "Age of blocks when they left a tier.",
+     [](const Source& s, MetricFamily* out) {
+       ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
+         AddHistogram<kEvictionAgeSecondsBounds.size()>(
+             out, kEvictionAgeSecondsBounds, s.stats.eviction_age_seconds[i], {{"tier", tier}});
+       });
+     }},
+    {"stage_duration_seconds", MetricType::Histogram, "Time spent in a stage of an operation.",
+     [](const Source& s, MetricFamily* out) {
+       constexpr std::array<std::pair<Stage, std::pair<const char*, const char*>>, kStageCount>
+           kStages = {{{Stage::kStoreQueue, {"store", "queue"}},
+                       {Stage::kStoreEncode, {"store", "encode"}},
+                       {Stage::kStoreDisk, {"store", "disk"}},
+                       {Stage::kFetchDisk, {"fetch", "disk"}}}};
+       for (const auto& [stage, names] : kStages) {
+         AddHistogram<kStageSecondsBounds.size()>(
+             out, kStageSecondsBounds, s.stats.stage_seconds[static_cast<std::size_t>(stage)],
+             {{"op", names.first}, {"stage", names.second}});
+       }
+     }},
+    {"leases", MetricType::Gauge, "Holds on blocks by readers.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.references); }},
+    {"leased_bytes", MetricType::Gauge, "Bytes of the blocks that readers hold.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.referenced_bytes); }},
+    {"checksum_failures_total", MetricType::Counter,
+     "Copies that were dropped because a checksum or header was wrong, by tier.",
+     [](const Source& s, MetricFamily* out) { PerTier(s, out, &StoreStats::checksum_failures); }},
+    {"unwritten_blocks", MetricType::Gauge, "Sealed blocks that wait to be written to disk.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.unwritten_blocks); }},
+    {"assembling_blocks", MetricType::Gauge, "Blocks of which some heads are still missing.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.assembling_blocks); }},
+    {"metadata_bytes", MetricType::Gauge, "Memory of the index and what belongs to it.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.metadata_bytes); }},
+};
+
+}  // namespace
+
+std::vector<MetricFamily> Metrics::Collect() const {
+  const StoreStats stats = context_.store.stats();
+  const Source source{context_, stats, start_unix_seconds_};
+  std::vector<MetricFamily> families;
+  for (const Family& family : kFamilies) {
+    MetricFamily out;
+    out.name = absl::StrCat("kvmill_", family.name);
+    out.help = family.help;
+    out.type = family.type;
+    family.fill(source, &out);
+    if (!out.metric.empty()) families.push_back(std::move(out));
+  }
+  return families;
+}
+
+std::string Metrics::Serialize() const {
+  std::ostringstream text;
+  prometheus::TextSerializer().Serialize(text, Collect());
+  return text.str();
+}
+
+}  // namespace kvmill

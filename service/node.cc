@@ -1,0 +1,314 @@
+#include "service/node.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/server_posix.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "client/channel_args.h"
+#include "client/convert.h"
+#include "client/server_address.h"
+#include "service/admin_service.h"
+#include "service/cache_service.h"
+#include "service/engine_service.h"
+#include "service/http_server.h"
+#include "service/local_peers.h"
+#include "service/metrics.h"
+#include "service/service_context.h"
+#include "service/units.h"
+#include "service/unix_listener.h"
+#include "service/worker_pool.h"
+#include "storage/core/clock.h"
+#include "storage/core/log.h"
+#include "storage/core/status_macros.h"
+#include "storage/rocks_disk_store.h"
+#include "storage/tiered_store.h"
+
+namespace kvmill {
+namespace {
+
+constexpr std::size_t kIoThreads = 4;
+constexpr int kGrpcThreadsMax = 32;  // For calls that block (Lookup, Flush, Verify, ...).
+constexpr int kStreamsPerConnection = 128;
+// How long slices that gRPC still holds may keep the store from being destroyed.
+constexpr std::chrono::seconds kPinnedWaitMax{5};
+
+absl::StatusOr<std::string> MakeBootId() {
+  std::string id(16, '\0');
+  if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) {
+    return absl::InternalError("getrandom gave no boot id");
+  }
+  return id;
+}
+
+std::string JsonString(absl::string_view text) {
+  std::string json = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      json += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      absl::StrAppend(&json, "\\u", absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad4));
+    } else {
+      json.push_back(c);
+    }
+  }
+  return json + "\"";
+}
+
+void SetCommonArguments(grpc::ServerBuilder& builder) {
+  for (const auto& [name, value] : BulkChannelArgs()) builder.AddChannelArgument(name, value);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
+  // Clients ping every kKeepaliveMs while a call waits.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kKeepaliveMs / 2);
+  // A taken port is an error, not a port shared with a stranger.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(kMessageBytesMax));
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+  grpc::ResourceQuota quota("kvmilld");
+  quota.SetMaxThreads(kGrpcThreadsMax);
+  builder.SetResourceQuota(quota);
+}
+
+}  // namespace
+
+class Node::Impl {
+ public:
+  explicit Impl(const Config& config) : config_(config) {}
+  ~Impl() { Drain(); }
+
+  absl::Status Start();
+  std::string ReadyLine() const;
+  void Drain();
+
+ private:
+  absl::Status OpenStore();
+  absl::Status StartMainServer();
+  absl::Status StartAdminServer();
+  absl::Status StartHttp();
+  void StartDraining();
+  bool Ready() const { return !context_->draining.load(std::memory_order_relaxed); }
+  void StopStore();
+
+  const Config config_;
+  const Clock& clock_ = SystemClock();
+  bool drained_ = false;
+
+  // In the order of start; stopped in the reverse order by Drain.
+  std::unique_ptr<UnixListener> listener_;
+  std::unique_ptr<TieredStore> store_;
+  std::unique_ptr<WorkerPool> encode_pool_;
+  std::unique_ptr<WorkerPool> io_pool_;
+  std::unique_ptr<ServiceContext> context_;
+  LocalPeers peers_;
+  std::unique_ptr<CacheService> cache_;
+  std::unique_ptr<EngineService> engine_;
+  std::unique_ptr<AdminService> local_admin_;
+  std::unique_ptr<AdminService> remote_admin_;
+  std::unique_ptr<grpc::Server> main_server_;
+  std::unique_ptr<grpc::Server> admin_server_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<HttpServer> http_;
+  std::string listen_address_;  // With real ports.
+  std::string admin_address_;
+};
+
+absl::Status Node::Impl::Start() {
+  // The socket first: it is also what keeps two daemons apart that share nothing else.
+  KVMILL_ASSIGN_OR_RETURN(listener_, UnixListener::Create(config_.socket));
+  KVMILL_RETURN_IF_ERROR(OpenStore());
+  std::uint32_t threads = config_.encode_threads;
+  if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
+  encode_pool_ = std::make_unique<WorkerPool>(threads, "encode");
+  io_pool_ = std::make_unique<WorkerPool>(kIoThreads, "io");
+  KVMILL_ASSIGN_OR_RETURN(const std::string boot_id, MakeBootId());
+  context_.reset(new ServiceContext{*store_, *encode_pool_, *io_pool_, clock_});
+  context_->boot_id = boot_id;
+  context_->boot_id_hex = absl::BytesToHexString(boot_id);
+  context_->device = "host";
+  context_->data_dir = config_.data_dir;
+  context_->encode_threads = threads;
+  context_->start_nanos = clock_.MonotonicNanos();
+  cache_ = std::make_unique<CacheService>(*context_);
+  engine_ = std::make_unique<EngineService>(*context_);
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  KVMILL_RETURN_IF_ERROR(StartMainServer());
+  KVMILL_RETURN_IF_ERROR(StartAdminServer());
+  KVMILL_RETURN_IF_ERROR(StartHttp());
+  listener_->Start([this](int fd, uid_t uid) {
+    peers_.Connected(fd, uid);
+    grpc::AddInsecureChannelFromFd(main_server_.get(), fd);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Node::Impl::OpenStore() {
+  std::unique_ptr<DiskStore> disk;
+  if (!config_.data_dir.empty()) {
+    RocksDiskStoreOptions options;
+    options.directory = config_.data_dir;
+    options.capacity_bytes = config_.disk_bytes;
+    KVMILL_ASSIGN_OR_RETURN(disk, RocksDiskStore::Open(options));
+  }
+  TieredStore::Options options;
+  options.host_bytes = config_.host_bytes;
+  options.eviction_policy = config_.eviction_policy;
+  options.prefault_progress = [](std::uint64_t done, std::uint64_t total) {
+    LogInfo(absl::StrCat("host memory: ", done >> 20, " of ", total >> 20, " MiB touched"));
+  };
+  KVMILL_ASSIGN_OR_RETURN(store_, TieredStore::Create(options, clock_, std::move(disk)));
+  return absl::OkStatus();
+}
+
+absl::Status Node::Impl::StartMainServer() {
+  local_admin_ = std::make_unique<AdminService>(*context_, AdminGate(peers_, geteuid()),
+                                                [this] { StartDraining(); });
+  grpc::ServerBuilder builder;
+  SetCommonArguments(builder);
+  builder.RegisterService(cache_.get());
+  builder.RegisterService(engine_.get());
+  builder.RegisterService(local_admin_.get());
+  int port = -1;
+  HostPort address;
+  if (!config_.listen.empty()) {
+    KVMILL_ASSIGN_OR_RETURN(address, ParseHostPort(config_.listen));
+    builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &port);
+  }
+  main_server_ = builder.BuildAndStart();
+  if (main_server_ == nullptr || port == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("--listen ", config_.listen, ": cannot listen there"));
+  }
+  if (port > 0) {
+    address.port = static_cast<std::uint16_t>(port);
+    listen_address_ = address.ToString();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Node::Impl::StartAdminServer() {
+  if (config_.admin.empty()) return absl::OkStatus();
+  remote_admin_ =
+      std::make_unique<AdminService>(*context_, AdminGate(), [this] { StartDraining(); });
+  KVMILL_ASSIGN_OR_RETURN(HostPort address, ParseHostPort(config_.admin));
+  grpc::ServerBuilder builder;
+  SetCommonArguments(builder);
+  builder.RegisterService(remote_admin_.get());
+  int port = -1;
+  builder.AddListeningPort(config_.admin, grpc::InsecureServerCredentials(), &port);
+  admin_server_ = builder.BuildAndStart();
+  if (admin_server_ == nullptr || port <= 0) {
+    return absl::UnavailableError(absl::StrCat("--admin ", config_.admin, ": cannot listen there"));
+  }
+  address.port = static_cast<std::uint16_t>(port);
+  admin_address_ = address.ToString();
+  return absl::OkStatus();
+}
+
+absl::Status Node::Impl::StartHttp() {
+  if (config_.metrics.empty()) return absl::OkStatus();
+  KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(config_.metrics));
+  metrics_ =
+      std::make_unique<Metrics>(*context_, static_cast<double>(clock_.UnixMillis()) / 1000.0);
+  KVMILL_ASSIGN_OR_RETURN(
+      http_, HttpServer::Start(
+                 address, {[this] { return metrics_->Serialize(); }, [this] { return Ready(); }}));
+  return absl::OkStatus();
+}
+
+std::string Node::Impl::ReadyLine() const {
+  std::string line = "{\"ready\":true";
+  for (const auto& [name, value] : std::vector<std::pair<const char*, std::string>>{
+           {"version", kSoftwareVersion},
+           {"boot_id", context_->boot_id_hex},
+           {"device", context_->device},
+           {"socket", config_.socket},
+           {"listen", listen_address_},
+           {"admin", admin_address_},
+           {"metrics", http_ == nullptr ? "" : http_->address().ToString()},
+           {"data_dir", config_.data_dir}}) {
+    absl::StrAppend(&line, ",\"", name, "\":", value.empty() ? "null" : JsonString(value));
+  }
+  return line + "}";
+}
+
+void Node::Impl::StartDraining() {
+  if (context_->draining.exchange(true)) return;
+  LogInfo("draining: stores are refused from now on");
+  for (grpc::Server* server : {main_server_.get(), admin_server_.get()}) {
+    if (server != nullptr && server->GetHealthCheckService() != nullptr) {
+      server->GetHealthCheckService()->SetServingStatus(false);
+    }
+  }
+}
+
+void Node::Impl::Drain() {
+  if (std::exchange(drained_, true)) return;
+  if (context_ != nullptr) StartDraining();
+  if (listener_ != nullptr) listener_->Stop();
+  // Calls in flight finish, or are cancelled at the deadline. No call, no task: then the pools.
+  const auto deadline =
+      std::chrono::system_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
+  for (grpc::Server* server : {main_server_.get(), admin_server_.get()}) {
+    if (server != nullptr) server->Shutdown(deadline);
+  }
+  main_server_.reset();
+  admin_server_.reset();
+  encode_pool_.reset();
+  io_pool_.reset();
+  http_.reset();
+  StopStore();
+  listener_.reset();
+}
+
+void Node::Impl::StopStore() {
+  if (store_ == nullptr) return;
+  if (!config_.data_dir.empty()) {
+    const absl::StatusOr<std::uint64_t> flushed = store_->Flush();
+    if (flushed.ok()) {
+      LogInfo(absl::StrCat("drained: ", *flushed, " blocks made durable"));
+    } else {
+      LogError(absl::StrCat("drain: not every block is durable: ", flushed.status().ToString()));
+    }
+  }
+  if (context_ != nullptr) {
+    const auto give_up = std::chrono::steady_clock::now() + kPinnedWaitMax;
+    while (context_->counters.pinned_slices.load(std::memory_order_acquire) > 0) {
+      if (std::chrono::steady_clock::now() > give_up) {
+        // gRPC would read freed pages: the store stays until the process ends. It is flushed.
+        LogWarning("drain: a reader still holds pages; the store is left to the process exit");
+        static_cast<void>(store_.release());
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  store_.reset();
+}
+
+absl::StatusOr<std::unique_ptr<Node>> Node::Start(const Config& config) {
+  auto impl = std::make_unique<Impl>(config);
+  KVMILL_RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<Node>(new Node(std::move(impl)));
+}
+
+Node::Node(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Node::~Node() = default;
+std::string Node::ReadyLine() const { return impl_->ReadyLine(); }
+void Node::Drain() { impl_->Drain(); }
+
+}  // namespace kvmill

@@ -1,0 +1,44 @@
+#include "service/service_context.h"
+
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+
+absl::StatusOr<TieredStore::NamespaceInfo> ServiceContext::Resolve(
+    const v1::NamespaceRef& ref) const {
+  switch (ref.ref_case()) {
+    case v1::NamespaceRef::kFingerprint: {
+      KVMILL_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                              FingerprintFromBytes(ref.fingerprint()));
+      return store.FindNamespace(kDefaultTenant, fingerprint);
+    }
+    case v1::NamespaceRef::kName:
+      return store.FindNamespace(kDefaultTenant, ref.name());
+    case v1::NamespaceRef::REF_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("no namespace: want a fingerprint or a name");
+}
+
+absl::Status ServiceContext::CheckAcceptsStores() const {
+  if (!draining.load(std::memory_order_relaxed)) return absl::OkStatus();
+  return absl::UnavailableError("the daemon is draining: it takes no more stores");
+}
+
+absl::StatusOr<std::vector<BlockKey>> KeysFromProto(
+    const google::protobuf::RepeatedPtrField<std::string>& keys) {
+  if (static_cast<std::uint32_t>(keys.size()) > kBatchKeysMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(keys.size(), " keys in one request: at most ", kBatchKeysMax));
+  }
+  std::vector<BlockKey> result;
+  result.reserve(static_cast<std::size_t>(keys.size()));
+  for (const std::string& key : keys) {
+    KVMILL_ASSIGN_OR_RETURN(result.emplace_back(), BlockKey::FromBytes(key));
+  }
+  return result;
+}
+
+}  // namespace kvmill

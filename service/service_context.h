@@ -1,0 +1,66 @@
+// What every gRPC service of a daemon shares. Made by Node; outlives the services.
+#ifndef KVMILL_SERVICE_SERVICE_CONTEXT_H_
+#define KVMILL_SERVICE_SERVICE_CONTEXT_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvmill/v1/common.pb.h"
+#include "service/worker_pool.h"
+#include "storage/core/clock.h"
+#include "storage/tiered_store.h"
+
+namespace kvmill {
+
+// Limits that the outside meets; refusals name the value and the limit.
+inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{4} << 20;
+inline constexpr std::uint32_t kBatchKeysMax = 32768;  // * 66 bytes stays below kMessageBytesMax.
+inline constexpr std::uint32_t kStoreStreamsMax = 64;  // * kStoreWindowBytes = 1 GiB at worst.
+inline constexpr std::uint32_t kFetchStreamsMax = 256;
+inline constexpr std::uint64_t kStoreWindowBytes = std::uint64_t{16} << 20;
+inline constexpr std::uint32_t kOpenBlocksMax = 4096;  // Of one Store stream.
+
+// Every identity is this tenant until identities arrive with the local door and mTLS.
+inline constexpr const char* kDefaultTenant = "default";
+
+// What the service itself counts: what happens on the wire. Relaxed: each value alone is true.
+struct ServiceCounters {
+  std::atomic<std::uint64_t> inline_bytes_in{0};   // Bulk bytes of Store.
+  std::atomic<std::uint64_t> inline_bytes_out{0};  // Bulk bytes of Fetch.
+  std::atomic<std::uint32_t> store_streams{0};
+  std::atomic<std::uint32_t> fetch_streams{0};
+  // Slices that reference pinned pages and that gRPC still holds.
+  std::atomic<std::uint64_t> pinned_slices{0};
+};
+
+struct ServiceContext {
+  TieredStore& store;
+  WorkerPool& encode_pool;
+  WorkerPool& io_pool;  // For what may wait for a disk.
+  const Clock& clock;
+  std::string boot_id{};  // 16 random bytes.
+  std::string boot_id_hex{};
+  std::string device{};
+  std::string data_dir{};  // Empty: no disk tier.
+  std::uint32_t encode_threads = 0;
+  std::int64_t start_nanos = 0;  // Of `clock`.
+  ServiceCounters counters{};
+  std::atomic<bool> draining{false};
+
+  // NOT_FOUND for an unknown namespace, INVALID_ARGUMENT for a malformed reference.
+  absl::StatusOr<TieredStore::NamespaceInfo> Resolve(const v1::NamespaceRef& ref) const;
+  // UNAVAILABLE while draining.
+  absl::Status CheckAcceptsStores() const;
+};
+
+// INVALID_ARGUMENT naming the count and kBatchKeysMax, or a bad key.
+absl::StatusOr<std::vector<BlockKey>> KeysFromProto(
+    const google::protobuf::RepeatedPtrField<std::string>& keys);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_SERVICE_CONTEXT_H_

@@ -1,0 +1,48 @@
+// The daemon's unix socket: accepts connections, remembers who they are, hands them on.
+#ifndef KVMILL_SERVICE_UNIX_LISTENER_H_
+#define KVMILL_SERVICE_UNIX_LISTENER_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+
+namespace kvmill {
+
+class UnixListener {
+ public:
+  // Called for every connection, on the listener's thread. The callee owns `fd`.
+  using Accepted = std::function<void(int fd, uid_t uid)>;
+
+  // Binds and listens; connections wait until Start(). The directory is created with mode 0750 when
+  // missing, the socket gets 0660. A socket that nobody listens on any more is replaced.
+  // FAILED_PRECONDITION: another daemon listens there, or the path is no socket; other codes name
+  // the call that failed.
+  static absl::StatusOr<std::unique_ptr<UnixListener>> Create(const std::string& path);
+  // Stops, and removes the socket if it is still ours.
+  ~UnixListener();
+
+  // Once.
+  void Start(Accepted accepted);
+  // No further connections. Idempotent; not from `accepted`.
+  void Stop();
+
+ private:
+  UnixListener() = default;
+  void Run();
+
+  std::string path_;
+  int lock_fd_ = -1;  // Of PATH.lock: who may bind, replace and remove the socket.
+  int listen_fd_ = -1;
+  int stop_fd_ = -1;  // eventfd.
+  Accepted accepted_;
+  std::thread thread_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_UNIX_LISTENER_H_
