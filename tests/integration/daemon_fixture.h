@@ -1,0 +1,86 @@
+// A daemon, a client and made-up K/V: the fixture of the integration tests.
+#ifndef KVMILL_TESTS_INTEGRATION_DAEMON_FIXTURE_H_
+#define KVMILL_TESTS_INTEGRATION_DAEMON_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/client.h"
+#include "client/kv_sink.h"
+#include "tests/integration/daemon_process.h"
+
+namespace kvmill::testing {
+
+// K and V of `token_count` tokens in memory, [layer][k or v][token, head, channel].
+class Sequence {
+ public:
+  Sequence(const NamespaceSpec& spec, std::uint32_t token_count, std::uint32_t seed);
+
+  std::uint32_t token_count() const { return token_count_; }
+  std::vector<StoreBlock> Blocks(const std::string& name);  // Views into this.
+  std::uint16_t& At(std::size_t layer, bool value, std::uint32_t token, std::uint32_t head,
+                    std::uint32_t channel);
+  // ||decoded - this|| / ||this|| over `tokens` tokens from `token_begin`.
+  double RelativeError(const std::vector<std::vector<std::uint16_t>>& decoded,
+                       std::uint32_t token_begin, std::uint32_t tokens) const;
+
+ private:
+  struct Layer {
+    std::uint32_t heads = 0;
+    std::uint32_t head_dim = 0;
+  };
+  friend class DaemonTest;
+  const NamespaceSpec spec_;
+  const std::uint32_t token_count_;
+  std::vector<Layer> layers_;
+  std::vector<std::vector<std::uint16_t>> values_;  // Two a layer: K, V.
+  std::vector<LayerInput> inputs_;
+};
+
+// Key of block `index` of sequence `name`.
+BlockKey KeyOf(const std::string& name, std::uint32_t index);
+std::vector<BlockKey> KeysOf(const std::string& name, std::uint32_t count);
+
+// Keeps the verified pages of a Fetch as bytes.
+class PageCollector : public FetchSink {
+ public:
+  absl::Status OnPage(const PageId& id, const PageView& page) override;
+  // (block, group, layer index) -> header and slots of all heads, as bytes.
+  std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::string> pages;
+};
+
+class DaemonTest : public ::testing::Test {
+ protected:
+  // 2 layers of full attention, 2 heads, D 64, blocks of 64 tokens, k4v2.
+  static NamespaceSpec SmallSpec();
+
+  std::vector<std::string> DefaultArguments() const;
+  // Starts the daemon with DefaultArguments() and `more`, and connects. Fails the test otherwise.
+  void Start(const std::vector<std::string>& more = {});
+  void StartDurable(const std::vector<std::string>& more = {});
+  void Kill();  // kill -9, and waits.
+  std::unique_ptr<Client> Connect(const std::string& address,
+                                  absl::Duration timeout = absl::Seconds(60)) const;
+  std::string socket() const { return directory_ / "run/kvmill.sock"; }
+
+  ClientNamespace Open(const std::string& name, const NamespaceSpec& spec);
+  StoreResult Put(const ClientNamespace& ns, const std::string& name, Sequence& sequence,
+                  bool durable = false);
+  // Decoded K/V of the blocks, one vector per layer and K/V as in Sequence; empty on any miss.
+  std::vector<std::vector<std::uint16_t>> Get(const ClientNamespace& ns,
+                                              const std::vector<BlockKey>& keys);
+
+  TemporaryDirectory directory_;
+  std::unique_ptr<DaemonProcess> daemon_;
+  nlohmann::json ready_;
+  std::unique_ptr<Client> client_;
+};
+
+}  // namespace kvmill::testing
+
+#endif  // KVMILL_TESTS_INTEGRATION_DAEMON_FIXTURE_H_

@@ -1,0 +1,127 @@
+#include "tests/integration/daemon_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace kvmill::testing {
+namespace {
+
+using std::chrono::steady_clock;
+
+int MillisUntil(steady_clock::time_point deadline) {
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock::now());
+  return static_cast<int>(std::max<std::int64_t>(0, left.count()));
+}
+
+}  // namespace
+
+TemporaryDirectory::TemporaryDirectory() {
+  std::string name = (std::filesystem::temp_directory_path() / "kvmill-test-XXXXXX").string();
+  path_ = mkdtemp(name.data()) == nullptr ? "" : name;
+}
+
+TemporaryDirectory::~TemporaryDirectory() {
+  std::error_code error;
+  if (!path_.empty()) std::filesystem::remove_all(path_, error);
+}
+
+DaemonProcess::DaemonProcess(const std::string& binary, const std::vector<std::string>& arguments) {
+  int output[2];
+  if (pipe2(output, O_CLOEXEC) != 0) return;
+  const std::string error_path = directory_ / "stderr";
+  std::vector<char*> argv;
+  argv.push_back(const_cast<char*>(binary.c_str()));
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  const pid_t parent = getpid();
+  pid_ = fork();
+  if (pid_ == 0) {
+    // Dies with the test, however that ends.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(126);
+    const int error_fd = open(error_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    dup2(output[1], STDOUT_FILENO);
+    dup2(error_fd, STDERR_FILENO);
+    execv(binary.c_str(), argv.data());
+    _exit(127);
+  }
+  close(output[1]);
+  output_fd_ = output[0];
+}
+
+DaemonProcess::~DaemonProcess() {
+  if (pid_ > 0 && !reaped_) {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  if (output_fd_ >= 0) close(output_fd_);
+}
+
+bool DaemonProcess::ReadOutput(steady_clock::time_point deadline) {
+  pollfd fd{output_fd_, POLLIN, 0};
+  if (poll(&fd, 1, MillisUntil(deadline)) <= 0) return false;
+  char buffer[4096];
+  const ssize_t bytes = read(output_fd_, buffer, sizeof(buffer));
+  if (bytes <= 0) return false;
+  output_.append(buffer, static_cast<std::size_t>(bytes));
+  return true;
+}
+
+nlohmann::json DaemonProcess::WaitReady(std::chrono::seconds timeout) {
+  const auto deadline = steady_clock::now() + timeout;
+  while (output_.find('\n') == std::string::npos) {
+    if (!ReadOutput(deadline)) return nullptr;
+  }
+  nlohmann::json line =
+      nlohmann::json::parse(output_.substr(0, output_.find('\n')), nullptr, false);
+  if (line.is_discarded() || !line.value("ready", false)) return nullptr;
+  return line;
+}
+
+void DaemonProcess::Signal(int signal) const {
+  if (pid_ > 0 && !reaped_) kill(pid_, signal);
+}
+
+Exit DaemonProcess::WaitExit(std::chrono::seconds timeout) {
+  const auto deadline = steady_clock::now() + timeout;
+  Exit exit;
+  if (pid_ <= 0 || reaped_) return exit;
+  const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid_, 0));
+  pollfd fd{pidfd, POLLIN, 0};
+  const bool ended = pidfd >= 0 && poll(&fd, 1, MillisUntil(deadline)) == 1;
+  if (pidfd >= 0) close(pidfd);
+  if (!ended) return exit;
+  int status = 0;
+  if (waitpid(pid_, &status, 0) != pid_) return exit;
+  reaped_ = true;
+  exit.in_time = true;
+  if (WIFEXITED(status)) exit.code = WEXITSTATUS(status);
+  if (WIFSIGNALED(status)) exit.signal = WTERMSIG(status);
+  while (ReadOutput(deadline)) {
+  }
+  return exit;
+}
+
+std::string DaemonProcess::standard_error() const {
+  std::ifstream file(directory_ / "stderr");
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::string DaemonBinary() { return std::string(KVMILL_BIN_DIR) + "/kvmilld"; }
+
+}  // namespace kvmill::testing
