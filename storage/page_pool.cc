@@ -2,480 +2,397 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
-#include <chrono>
-#include <fstream>
-#include <string>
-#include <thread>
-#include <utility>
+#include <cstring>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
-#include "storage/arena.h"
+#include "storage/arena_memory.h"
 #include "storage/core/check.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
+#include "storage/extent_table.h"
+#include "storage/slot_classes.h"
 
 namespace kvmill {
 namespace {
 
-constexpr std::uint32_t kNoTenant = 0xFFFFFFFFu;
-constexpr std::uint32_t kNoExtent = 0xFFFFFFFFu;
-constexpr std::size_t kSlotAlignment = 64;
-constexpr unsigned kPrefaultThreads = 8;
+constexpr std::uint64_t kArenaBytesMax = std::uint64_t{16} << 30;
+constexpr std::size_t kGenerationBytes = sizeof(std::uint64_t);
+constexpr std::uint32_t kGenerationsPerArena = kExtentBytes / kGenerationBytes;
+constexpr std::uint32_t kBitWordsPerExtent = kSlotsPerExtentMax / 64;
+// How many partly used extents, and how many arenas, are searched for a place where slots are
+// adjacent before other places do.
+constexpr std::uint32_t kAdjacentTriesMax = 8;
 
-// What the kernel says could be had without swapping; 0 when it does not say.
-std::uint64_t AvailableMemoryBytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string name, unit;
-  std::uint64_t kib = 0;
-  while (meminfo >> name >> kib) {
-    std::getline(meminfo, unit);
-    if (name == "MemAvailable:") return kib * 1024;
+// Orders the odd generation before the bytes that the slot's new owner writes, for readers that see
+// those bytes. ThreadSanitizer does not know fences; in this process the pool's mutex gives the
+// same order.
+void FenceBeforeBytes() {
+#ifndef ABSL_HAVE_THREAD_SANITIZER
+  std::atomic_thread_fence(std::memory_order_release);
+#endif
+}
+
+absl::Status CheckOptions(const PagePool::Options& options) {
+  if (options.arena_bytes % kExtentBytes != 0 || options.arena_bytes < 2 * kExtentBytes ||
+      options.arena_bytes > kArenaBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("arena_bytes ", options.arena_bytes,
+                                                   ": want a multiple of ", kExtentBytes, " from ",
+                                                   2 * kExtentBytes, " to ", kArenaBytesMax));
   }
-  return 0;
+  if (options.capacity_bytes < options.arena_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("capacity_bytes ", options.capacity_bytes,
+                                                   ": want at least one arena, ",
+                                                   options.arena_bytes));
+  }
+  if (options.capacity_bytes / kExtentBytes >= kNone) {
+    return absl::InvalidArgumentError(absl::StrCat("capacity_bytes ", options.capacity_bytes,
+                                                   ": want less than ",
+                                                   std::uint64_t{kNone} * kExtentBytes));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-// Extent e of the pool is extent e % extents_per_arena_ of arena e / extents_per_arena_; the first
-// of every arena holds the generations of the others.
 class PagePool::Impl {
  public:
-  absl::Status Create(const Options& options);
+  Impl(std::unique_ptr<ArenaMemory> memory, std::uint32_t arena_count,
+       std::uint32_t extents_per_arena);
+
   absl::Status Acquire(TenantId tenant, std::size_t slot_bytes, std::size_t count,
                        std::vector<SlotRef>* slots);
+  void Publish(SlotRef slot);
   void Release(SlotRef slot);
-  std::atomic<std::uint64_t>& GenerationWord(SlotRef slot) const;
-  std::uint64_t GenerationOffset(SlotRef slot) const;
   absl::Span<std::byte> Bytes(SlotRef slot) const;
-  const Arena& ArenaAt(std::uint32_t arena) const { return arenas_[arena]; }
-  std::uint32_t ArenaOf(std::uint32_t extent) const { return extent / extents_per_arena_; }
+  std::uint64_t Generation(SlotRef slot) const;
+  Location Locate(SlotRef slot) const;
+  int ArenaFd(std::uint32_t arena) const;
   Stats stats() const;
 
  private:
+  // An extent as its slot class sees it. The class and stride of an extent change only while none
+  // of its slots is acquired, so owners of a slot read them without the lock.
   struct Extent {
-    std::uint64_t slot_bytes = 0;   // 0: free. Constant while any slot is acquired.
-    std::uint32_t run_extents = 0;  // Of a slot larger than an extent, in its first extent; else 0.
-    std::uint32_t slots_max = 0;
-    std::uint32_t slots_free = 0;
-    std::uint32_t next = kNoExtent;  // In the class's list of extents with room.
-    std::uint32_t previous = kNoExtent;
-    bool run_member = false;  // Later extent of a run.
-  };
-  struct ClassKey {
-    TenantId tenant;
-    std::uint64_t slot_bytes;
-    friend bool operator==(const ClassKey&, const ClassKey&) = default;
-    template <typename H>
-    friend H AbslHashValue(H h, const ClassKey& key) {
-      return H::combine(std::move(h), key.tenant, key.slot_bytes);
-    }
-  };
-  struct ArenaUse {
-    TenantId tenant = kNoTenant;       // While any extent is used.
-    TenantId last_tenant = kNoTenant;  // Whose bytes are in it.
-    std::uint32_t extents_used = 0;
+    std::uint64_t stride_bytes = 0;  // From one slot to the next; 0: in no class.
+    std::uint32_t slot_class = 0;
+    std::uint32_t slot_count = 0;
+    std::uint32_t used = 0;
+    std::uint32_t extent_count = 1;  // More than 1: one slot over adjacent extents.
+    bool partial = false;            // In the list of partly used extents of its tenant and class.
+    std::uint32_t prev = kNone;
+    std::uint32_t next = kNone;
   };
 
-  absl::Status Prefault(const Options& options);
-  void InitializeGenerations(const Arena& arena) const;
-  std::uint64_t* FreeBits(std::uint32_t extent) {
-    return &free_bits_[std::size_t{extent} * words_per_extent_];
-  }
-
-  // First extent of `length` adjacent free ones in an arena that is or can become the tenant's;
-  // kNoExtent when there is none.
-  std::uint32_t FindFreeRun(TenantId tenant, std::uint32_t length) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status TakeExtents(TenantId tenant, std::uint32_t first, std::uint32_t length)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ReturnExtents(std::uint32_t first, std::uint32_t length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status AcquireLarge(TenantId tenant, std::uint64_t slot_bytes, std::size_t count,
-                            std::vector<SlotRef>* slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status AcquireSmall(TenantId tenant, std::uint64_t slot_bytes, std::size_t count,
-                            std::vector<SlotRef>* slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Makes fresh extents a part of the class.
-  absl::Status Open(const ClassKey& key, std::uint32_t first, std::uint32_t length)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // First of `count` adjacent free slots of the extent, or slots_max when there is no such run.
-  std::uint32_t FindSlotRun(std::uint32_t extent, std::uint32_t count)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TakeSlot(std::uint32_t extent, std::uint32_t index, std::vector<SlotRef>* slots)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Takes up to `count` free slots of the extent, lowest first; how many.
-  std::size_t TakeSlots(std::uint32_t extent, std::size_t count, std::vector<SlotRef>* slots)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckRequest(std::size_t slot_bytes, std::size_t count) const;
+  bool TryAcquire(TenantId tenant, std::size_t slot_bytes, std::size_t count,
+                  std::vector<SlotRef>* slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool AcquireLarge(std::uint32_t tenant_index, std::size_t slot_bytes, std::size_t count,
+                    std::vector<SlotRef>* slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool AcquireSmall(std::uint32_t tenant_index, std::uint32_t slot_class, std::size_t count,
+                    std::vector<SlotRef>* slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Makes the arena's memory fit for another tenant, outside the lock.
+  absl::Status Renew(std::uint32_t arena) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReleaseLocked(SlotRef slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Link(const ClassKey& key, std::uint32_t extent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Unlink(const ClassKey& key, std::uint32_t extent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Full(std::uint64_t wanted_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  std::vector<Arena> arenas_;
-  std::uint32_t extents_per_arena_ = 0;
-  std::uint32_t slots_per_extent_max_ = 0;  // Generation words of an extent.
-  std::uint32_t words_per_extent_ = 0;
-  std::uint64_t capacity_bytes_ = 0;
+  void BeginClass(std::uint32_t extent, std::uint32_t slot_class)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void UseSlots(std::uint32_t extent, std::uint32_t first, std::uint32_t count,
+                std::vector<SlotRef>* slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // First of `count` adjacent free slots, kNone without such a run.
+  std::uint32_t FindFreeRun(std::uint32_t extent, std::uint32_t count) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::uint32_t& PartialHead(std::uint32_t tenant_index, std::uint32_t slot_class)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return partial_heads_[std::size_t{tenant_index} * kSlotClassCount + slot_class];
+  }
+  // Puts the extent into, or takes it out of, the list of partly used extents.
+  void UpdatePartial(std::uint32_t extent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  std::atomic<std::uint64_t>& UsedWord(SlotRef slot) const {
+    return used_bits_[std::size_t{slot.extent} * kBitWordsPerExtent + slot.index / 64];
+  }
+  bool IsUsed(SlotRef slot) const {
+    return slot.extent < extent_count_ && slot.index < kSlotsPerExtentMax &&
+           (UsedWord(slot).load(std::memory_order_relaxed) >> (slot.index % 64) & 1) != 0;
+  }
+  std::uint64_t GenerationOffset(SlotRef slot) const {
+    return (std::uint64_t{slot.extent % extents_per_arena_} * generations_per_extent_ +
+            slot.index) *
+           kGenerationBytes;
+  }
+  std::atomic_ref<std::uint64_t> GenerationWord(SlotRef slot) const {
+    std::byte* arena = memory_->address(slot.extent / extents_per_arena_);
+    return std::atomic_ref<std::uint64_t>(
+        *reinterpret_cast<std::uint64_t*>(arena + GenerationOffset(slot)));
+  }
+  void InitGenerations(std::uint32_t arena);
+
+  const std::uint32_t extents_per_arena_;
+  const std::uint32_t extent_count_;
+  const std::uint32_t generations_per_extent_;
+  const std::uint32_t slots_per_extent_max_;
+  const std::uint64_t capacity_bytes_;
+  const std::unique_ptr<ArenaMemory> memory_;
+
+  // Whether the arena's descriptor was handed out. Set by a caller that holds one of its slots,
+  // read when it has none: never at once.
+  const std::unique_ptr<std::atomic<bool>[]> shared_;
+  // See Extent for what is read without the lock.
+  std::vector<Extent> extents_;
+  // One bit a slot. Changed under mu_; the owner of a slot reads its own bit without.
+  const std::unique_ptr<std::atomic<std::uint64_t>[]> used_bits_;
 
   mutable Mutex mu_;
-  // Sized in Create and never resized; an element's constants are read without the lock by who
-  // holds a slot in it.
-  std::vector<Extent> extents_;
-  std::vector<std::uint64_t> free_bits_
-      ABSL_GUARDED_BY(mu_);  // Bit i of an extent's words: slot i is free.
-  std::vector<ArenaUse> uses_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<ClassKey, std::uint32_t> with_room_
-      ABSL_GUARDED_BY(mu_);  // First extent that has a free slot.
+  CondVar renewed_;
+  ExtentTable table_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::uint32_t> partial_heads_ ABSL_GUARDED_BY(mu_);  // [tenant index][slot class]
+  std::uint32_t renewing_ ABSL_GUARDED_BY(mu_) = 0;
   std::uint64_t used_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   std::uint64_t slots_used_ ABSL_GUARDED_BY(mu_) = 0;
-  std::uint64_t extents_free_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-absl::Status PagePool::Impl::Create(const Options& options) {
-  if (options.arena_bytes % kExtentBytes != 0 || options.arena_bytes < 2 * kExtentBytes ||
-      options.arena_bytes / kExtentBytes > 4096) {
-    return absl::InvalidArgumentError(absl::StrCat("arena_bytes ", options.arena_bytes,
-                                                   ": want a multiple of ", kExtentBytes,
-                                                   " from 2 to 4096 times that"));
+PagePool::Impl::Impl(std::unique_ptr<ArenaMemory> memory, std::uint32_t arena_count,
+                     std::uint32_t extents_per_arena)
+    : extents_per_arena_(extents_per_arena),
+      extent_count_(arena_count * extents_per_arena),
+      generations_per_extent_(kGenerationsPerArena / extents_per_arena),
+      slots_per_extent_max_(std::min(kSlotsPerExtentMax, generations_per_extent_)),
+      capacity_bytes_(std::uint64_t{arena_count} * (extents_per_arena - 1) * kExtentBytes),
+      memory_(std::move(memory)),
+      shared_(std::make_unique<std::atomic<bool>[]>(arena_count)),
+      extents_(extent_count_),
+      used_bits_(std::make_unique<std::atomic<std::uint64_t>[]>(std::size_t{extent_count_} *
+                                                                kBitWordsPerExtent)),
+      table_(arena_count, extents_per_arena),
+      partial_heads_(std::size_t{arena_count} * kSlotClassCount, kNone) {
+  for (std::uint32_t arena = 0; arena < arena_count; ++arena) InitGenerations(arena);
+}
+
+void PagePool::Impl::InitGenerations(std::uint32_t arena) {
+  // Fresh memory is zero, which is even; no slot is complete yet.
+  auto* words = reinterpret_cast<std::uint64_t*>(memory_->address(arena));
+  std::fill_n(words, std::size_t{generations_per_extent_} * extents_per_arena_, 1);
+}
+
+absl::Status PagePool::Impl::CheckRequest(std::size_t slot_bytes, std::size_t count) const {
+  const std::uint64_t slot_bytes_max = std::uint64_t{extents_per_arena_ - 1} * kExtentBytes;
+  if (slot_bytes == 0 || slot_bytes > slot_bytes_max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot of ", slot_bytes, " bytes: want 1 to ", slot_bytes_max));
   }
-  const std::uint64_t arena_count = options.capacity_bytes / options.arena_bytes;
-  extents_per_arena_ = static_cast<std::uint32_t>(options.arena_bytes / kExtentBytes);
-  if (arena_count == 0 || arena_count * extents_per_arena_ >= kNoExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("capacity of ", options.capacity_bytes,
-                                                   " bytes: want at least one arena of ",
-                                                   options.arena_bytes));
-  }
-  const std::uint64_t available = AvailableMemoryBytes();
-  if (options.prefault && available != 0 && options.capacity_bytes > available) {
-    return absl::ResourceExhaustedError(absl::StrCat("host memory of ", options.capacity_bytes,
-                                                     " bytes: only ", available,
-                                                     " are available; lower --host-bytes"));
-  }
-  words_per_extent_ =
-      static_cast<std::uint32_t>(kExtentBytes / sizeof(std::uint64_t) / extents_per_arena_ / 64);
-  words_per_extent_ =
-      std::clamp(words_per_extent_, 1u, 512u);  // 512: slots of kSlotAlignment bytes.
-  slots_per_extent_max_ = words_per_extent_ * 64;
-  arenas_.reserve(arena_count);
-  for (std::uint64_t i = 0; i < arena_count; ++i) {
-    arenas_.emplace_back();
-    KVMILL_RETURN_IF_ERROR(arenas_.back().Open(options.arena_bytes, options.prefault));
-  }
-  if (options.prefault) KVMILL_RETURN_IF_ERROR(Prefault(options));
-  for (const Arena& arena : arenas_) InitializeGenerations(arena);
-
-  MutexLock lock(mu_);
-  extents_.resize(arena_count * extents_per_arena_);
-  free_bits_.resize(extents_.size() * words_per_extent_);
-  uses_.resize(arena_count);
-  extents_free_ = arena_count * (extents_per_arena_ - 1);
-  capacity_bytes_ = extents_free_ * kExtentBytes;
-  return absl::OkStatus();
-}
-
-absl::Status PagePool::Impl::Prefault(const Options& options) {
-  const std::uint64_t total_bytes = arenas_.size() * options.arena_bytes;
-  std::atomic<std::size_t> next{0};
-  std::atomic<std::uint64_t> done_bytes{0};
-  const unsigned thread_count =
-      std::clamp(std::thread::hardware_concurrency(), 1u, kPrefaultThreads);
-  std::atomic<unsigned> running{thread_count};
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < thread_count; ++t) {
-    threads.emplace_back([&] {
-      for (std::size_t extent; (extent = next.fetch_add(1)) < total_bytes / kExtentBytes;) {
-        const std::size_t begin = extent % extents_per_arena_ * kExtentBytes;
-        arenas_[extent / extents_per_arena_].Prefault(begin, begin + kExtentBytes);
-        done_bytes.fetch_add(kExtentBytes, std::memory_order_relaxed);
-      }
-      running.fetch_sub(1);
-    });
-  }
-  auto last_report = std::chrono::steady_clock::now();
-  while (running.load() > 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    const auto now = std::chrono::steady_clock::now();
-    if (options.progress && now - last_report > std::chrono::milliseconds(500)) {
-      last_report = now;
-      options.progress(done_bytes.load(std::memory_order_relaxed), total_bytes);
-    }
-  }
-  for (std::thread& thread : threads) thread.join();
-  return absl::OkStatus();
-}
-
-void PagePool::Impl::InitializeGenerations(const Arena& arena) const {
-  // Odd: every slot is free.
-  auto* words = reinterpret_cast<std::atomic<std::uint64_t>*>(arena.base());
-  const std::size_t word_count = std::size_t{extents_per_arena_} * slots_per_extent_max_;
-  static_assert(sizeof(std::atomic<std::uint64_t>) == 8 &&
-                std::atomic<std::uint64_t>::is_always_lock_free);
-  for (std::size_t i = 0; i < std::min(word_count, kExtentBytes / 8); ++i)
-    words[i].store(1, std::memory_order_relaxed);
-}
-
-std::uint64_t PagePool::Impl::GenerationOffset(SlotRef slot) const {
-  // The first extent needs no words of its own, so the words of extent i start at (i - 1).
-  const std::uint64_t in_arena = slot.extent % extents_per_arena_;
-  return ((in_arena - 1) * slots_per_extent_max_ + slot.index) * sizeof(std::uint64_t);
-}
-
-std::atomic<std::uint64_t>& PagePool::Impl::GenerationWord(SlotRef slot) const {
-  return *reinterpret_cast<std::atomic<std::uint64_t>*>(arenas_[ArenaOf(slot.extent)].base() +
-                                                        GenerationOffset(slot));
-}
-
-absl::Span<std::byte> PagePool::Impl::Bytes(SlotRef slot) const {
-  const Extent& extent = extents_[slot.extent];
-  std::byte* base =
-      arenas_[ArenaOf(slot.extent)].base() + slot.extent % extents_per_arena_ * kExtentBytes;
-  return absl::MakeSpan(base + slot.index * extent.slot_bytes, extent.slot_bytes);
-}
-
-absl::Status PagePool::Impl::Full(std::uint64_t wanted_bytes) const {
-  return absl::ResourceExhaustedError(absl::StrCat("page pool is full: ", wanted_bytes,
-                                                   " bytes wanted, ", used_bytes_, " of ",
-                                                   capacity_bytes_, " in use"));
-}
-
-std::uint32_t PagePool::Impl::FindFreeRun(TenantId tenant, std::uint32_t length) const {
-  // Arenas that already are the tenant's first, so that the others stay whole for other tenants.
-  for (const bool owned : {true, false}) {
-    for (std::uint32_t arena = 0; arena < arenas_.size(); ++arena) {
-      const ArenaUse& use = uses_[arena];
-      if (owned ? use.tenant != tenant : use.tenant != kNoTenant) continue;
-      if (extents_per_arena_ - 1 - use.extents_used < length) continue;
-      std::uint32_t run = 0;
-      for (std::uint32_t i = 1; i < extents_per_arena_; ++i) {
-        const Extent& extent = extents_[arena * extents_per_arena_ + i];
-        run = extent.slot_bytes == 0 && !extent.run_member ? run + 1 : 0;
-        if (run == length) return arena * extents_per_arena_ + i + 1 - length;
-      }
-    }
-  }
-  return kNoExtent;
-}
-
-absl::Status PagePool::Impl::TakeExtents(TenantId tenant, std::uint32_t first,
-                                         std::uint32_t length) {
-  ArenaUse& use = uses_[ArenaOf(first)];
-  if (use.tenant == kNoTenant && use.last_tenant != kNoTenant && use.last_tenant != tenant) {
-    // The memory holds another tenant's bytes, and that tenant's engines may still map it.
-    Arena& arena = arenas_[ArenaOf(first)];
-    KVMILL_RETURN_IF_ERROR(arena.Renew());
-    InitializeGenerations(arena);
-  }
-  use.tenant = use.last_tenant = tenant;
-  use.extents_used += length;
-  extents_free_ -= length;
-  return absl::OkStatus();
-}
-
-void PagePool::Impl::ReturnExtents(std::uint32_t first, std::uint32_t length) {
-  for (std::uint32_t i = 0; i < length; ++i) extents_[first + i] = Extent{};
-  ArenaUse& use = uses_[ArenaOf(first)];
-  use.extents_used -= length;
-  extents_free_ += length;
-  if (use.extents_used == 0) use.tenant = kNoTenant;
-}
-
-void PagePool::Impl::Link(const ClassKey& key, std::uint32_t extent) {
-  auto [it, created] = with_room_.try_emplace(key, kNoExtent);
-  extents_[extent].previous = kNoExtent;
-  extents_[extent].next = it->second;
-  if (it->second != kNoExtent) extents_[it->second].previous = extent;
-  it->second = extent;
-}
-
-void PagePool::Impl::Unlink(const ClassKey& key, std::uint32_t extent) {
-  Extent& e = extents_[extent];
-  if (e.previous != kNoExtent) {
-    extents_[e.previous].next = e.next;
+  const std::uint64_t arena_count = extent_count_ / extents_per_arena_;
+  std::uint64_t count_max = 0;
+  if (slot_bytes > kExtentBytes) {
+    const std::uint64_t run = (slot_bytes + kExtentBytes - 1) / kExtentBytes;
+    count_max = arena_count * ((extents_per_arena_ - 1) / run);
   } else {
-    auto it = with_room_.find(key);
-    it->second = e.next;
-    if (e.next == kNoExtent) with_room_.erase(it);
+    count_max = arena_count * (extents_per_arena_ - 1) *
+                SlotsPerExtent(SlotClassOf(slot_bytes, slots_per_extent_max_));
   }
-  if (e.next != kNoExtent) extents_[e.next].previous = e.previous;
-  e.next = e.previous = kNoExtent;
-}
-
-absl::Status PagePool::Impl::Open(const ClassKey& key, std::uint32_t first, std::uint32_t length) {
-  KVMILL_RETURN_IF_ERROR(TakeExtents(key.tenant, first, length));
-  // Last first: the list then hands them out in the order of their addresses.
-  for (std::uint32_t i = length; i-- > 0;) {
-    Extent& extent = extents_[first + i];
-    extent.slot_bytes = key.slot_bytes;
-    extent.slots_max = static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(kExtentBytes / key.slot_bytes, slots_per_extent_max_));
-    extent.slots_free = extent.slots_max;
-    std::uint64_t* bits = FreeBits(first + i);
-    for (std::uint32_t word = 0; word < words_per_extent_; ++word) {
-      const std::uint32_t begin = word * 64;
-      bits[word] = begin + 64 <= extent.slots_max ? ~std::uint64_t{0}
-                   : begin < extent.slots_max ? (std::uint64_t{1} << (extent.slots_max - begin)) - 1
-                                              : 0;
-    }
-    Link(key, first + i);
-  }
-  return absl::OkStatus();
-}
-
-std::uint32_t PagePool::Impl::FindSlotRun(std::uint32_t extent, std::uint32_t count) {
-  const Extent& e = extents_[extent];
-  if (e.slots_free < count) return e.slots_max;
-  const std::uint64_t* bits = FreeBits(extent);
-  std::uint32_t run = 0;
-  for (std::uint32_t i = 0; i < e.slots_max; ++i) {
-    run = (bits[i / 64] >> (i % 64)) & 1 ? run + 1 : 0;
-    if (run == count) return i + 1 - count;
-  }
-  return e.slots_max;
-}
-
-void PagePool::Impl::TakeSlot(std::uint32_t extent, std::uint32_t index,
-                              std::vector<SlotRef>* slots) {
-  Extent& e = extents_[extent];
-  const ClassKey key{uses_[ArenaOf(extent)].tenant, e.slot_bytes};
-  FreeBits(extent)[index / 64] &= ~(std::uint64_t{1} << (index % 64));
-  if (--e.slots_free == 0) Unlink(key, extent);
-  used_bytes_ += e.slot_bytes;
-  ++slots_used_;
-  slots->push_back({extent, index});
-}
-
-std::size_t PagePool::Impl::TakeSlots(std::uint32_t extent, std::size_t count,
-                                      std::vector<SlotRef>* slots) {
-  std::size_t taken = 0;
-  for (std::uint32_t word = 0; word < words_per_extent_ && taken < count; ++word) {
-    while (FreeBits(extent)[word] != 0 && taken < count) {
-      TakeSlot(extent,
-               word * 64 + static_cast<std::uint32_t>(std::countr_zero(FreeBits(extent)[word])),
-               slots);
-      ++taken;
-    }
-  }
-  return taken;
-}
-
-absl::Status PagePool::Impl::AcquireLarge(TenantId tenant, std::uint64_t slot_bytes,
-                                          std::size_t count, std::vector<SlotRef>* slots) {
-  const std::uint32_t length =
-      static_cast<std::uint32_t>((slot_bytes + kExtentBytes - 1) / kExtentBytes);
-  if (length > extents_per_arena_ - 1) {
-    return absl::InvalidArgumentError(absl::StrCat("a page of ", slot_bytes,
-                                                   " bytes: an arena holds at most ",
-                                                   (extents_per_arena_ - 1) * kExtentBytes));
-  }
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t first = FindFreeRun(tenant, length);
-    if (first == kNoExtent) return Full(slot_bytes * count);
-    KVMILL_RETURN_IF_ERROR(TakeExtents(tenant, first, length));
-    extents_[first].slot_bytes = slot_bytes;
-    extents_[first].run_extents = length;
-    extents_[first].slots_max = 1;
-    for (std::uint32_t e = 1; e < length; ++e) extents_[first + e].run_member = true;
-    used_bytes_ += slot_bytes;
-    ++slots_used_;
-    slots->push_back({first, 0});
-  }
-  return absl::OkStatus();
-}
-
-absl::Status PagePool::Impl::AcquireSmall(TenantId tenant, std::uint64_t slot_bytes,
-                                          std::size_t count, std::vector<SlotRef>* slots) {
-  const ClassKey key{tenant, slot_bytes};
-  const std::uint32_t per_extent = static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(kExtentBytes / slot_bytes, slots_per_extent_max_));
-  const auto first_with_room = [&] {
-    auto it = with_room_.find(key);
-    return it == with_room_.end() ? kNoExtent : it->second;
-  };
-  if (count <= per_extent) {
-    // A gap that fits, in one of the first few extents with room; then a fresh extent.
-    constexpr int kExtentsLookedAt = 8;
-    std::uint32_t extent = first_with_room();
-    for (int looked = 0; extent != kNoExtent && looked < kExtentsLookedAt;
-         ++looked, extent = extents_[extent].next) {
-      const std::uint32_t index = FindSlotRun(extent, static_cast<std::uint32_t>(count));
-      if (index == extents_[extent].slots_max) continue;
-      for (std::uint32_t i = 0; i < count; ++i) TakeSlot(extent, index + i, slots);
-      return absl::OkStatus();
-    }
-  }
-  // Adjacent fresh extents make one run of the whole block.
-  const std::uint32_t wanted = static_cast<std::uint32_t>((count + per_extent - 1) / per_extent);
-  if (wanted < extents_per_arena_) {
-    const std::uint32_t first = FindFreeRun(tenant, wanted);
-    if (first != kNoExtent) {
-      KVMILL_RETURN_IF_ERROR(Open(key, first, wanted));
-      std::size_t left = count;
-      for (std::uint32_t i = 0; i < wanted; ++i) left -= TakeSlots(first + i, left, slots);
-      return absl::OkStatus();
-    }
-  }
-  // Wherever there is room.
-  for (std::size_t left = count; left > 0;) {
-    std::uint32_t extent = first_with_room();
-    if (extent == kNoExtent) {
-      extent = FindFreeRun(tenant, 1);
-      if (extent == kNoExtent) return Full(slot_bytes * count);
-      KVMILL_RETURN_IF_ERROR(Open(key, extent, 1));
-    }
-    left -= TakeSlots(extent, left, slots);
+  if (count > count_max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(count, " slots of ", slot_bytes, " bytes: the whole pool holds ", count_max));
   }
   return absl::OkStatus();
 }
 
 absl::Status PagePool::Impl::Acquire(TenantId tenant, std::size_t slot_bytes, std::size_t count,
                                      std::vector<SlotRef>* slots) {
-  if (slot_bytes == 0 || tenant == kNoTenant) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slots of ", slot_bytes, " bytes for tenant ", tenant));
-  }
-  const std::uint64_t rounded = (slot_bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
-  if (count > capacity_bytes_ / rounded) {
-    return absl::InvalidArgumentError(absl::StrCat(count, " slots of ", slot_bytes,
-                                                   " bytes: the pool has ", capacity_bytes_,
-                                                   " bytes in all"));
-  }
-  const std::size_t had = slots->size();
+  KVMILL_RETURN_IF_ERROR(CheckRequest(slot_bytes, count));
+  slots->reserve(slots->size() + count);  // Outside the lock.
   MutexLock lock(mu_);
-  absl::Status acquired = rounded > kExtentBytes ? AcquireLarge(tenant, rounded, count, slots)
-                                                 : AcquireSmall(tenant, rounded, count, slots);
-  if (!acquired.ok()) {
-    for (std::size_t i = had; i < slots->size(); ++i) ReleaseLocked((*slots)[i]);
-    slots->resize(had);
-    return acquired;
+  while (!TryAcquire(tenant, slot_bytes, count, slots)) {
+    const std::uint32_t arena = table_.TakeForRenewal(tenant);
+    if (arena != kNone) {
+      KVMILL_RETURN_IF_ERROR(Renew(arena));
+    } else if (renewing_ > 0) {
+      renewed_.Wait(mu_);
+    } else {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("page pool: no room for ", count, " slots of ", slot_bytes, " bytes, ",
+                       used_bytes_, " of ", capacity_bytes_, " bytes in use"));
+    }
   }
-  // The generations are odd since the slots were freed; no byte of ours may become visible before
-  // that.
-  std::atomic_thread_fence(std::memory_order_release);
+  FenceBeforeBytes();
   return absl::OkStatus();
 }
 
-void PagePool::Impl::ReleaseLocked(SlotRef slot) {
-  Extent& extent = extents_[slot.extent];
-  KVMILL_CHECK(extent.slot_bytes != 0 && slot.index < extent.slots_max);
-  std::atomic<std::uint64_t>& generation = GenerationWord(slot);
-  const std::uint64_t value = generation.load(std::memory_order_relaxed);
-  generation.store(value + (value % 2 == 0 ? 1 : 2), std::memory_order_seq_cst);
-  used_bytes_ -= extent.slot_bytes;
-  --slots_used_;
-  if (extent.run_extents != 0) {
-    ReturnExtents(slot.extent, extent.run_extents);
-    return;
+bool PagePool::Impl::TryAcquire(TenantId tenant, std::size_t slot_bytes, std::size_t count,
+                                std::vector<SlotRef>* slots) {
+  const std::uint32_t tenant_index = table_.FindOrAddTenant(tenant);
+  if (tenant_index == kNone) return false;
+  const std::size_t before = slots->size();
+  const bool acquired =
+      slot_bytes > kExtentBytes
+          ? AcquireLarge(tenant_index, slot_bytes, count, slots)
+          : AcquireSmall(tenant_index, SlotClassOf(slot_bytes, slots_per_extent_max_), count,
+                         slots);
+  if (!acquired) {
+    while (slots->size() > before) {
+      ReleaseLocked(slots->back());
+      slots->pop_back();
+    }
   }
-  std::uint64_t& word = FreeBits(slot.extent)[slot.index / 64];
-  const std::uint64_t bit = std::uint64_t{1} << (slot.index % 64);
-  KVMILL_CHECK((word & bit) == 0);  // Released twice.
-  word |= bit;
-  const ClassKey key{uses_[ArenaOf(slot.extent)].tenant, extent.slot_bytes};
-  if (extent.slots_free++ == 0) Link(key, slot.extent);
-  if (extent.slots_free == extent.slots_max) {
-    Unlink(key, slot.extent);
-    ReturnExtents(slot.extent, 1);
+  table_.ForgetIfIdle(tenant_index);
+  return acquired;
+}
+
+bool PagePool::Impl::AcquireLarge(std::uint32_t tenant_index, std::size_t slot_bytes,
+                                  std::size_t count, std::vector<SlotRef>* slots) {
+  const auto run = static_cast<std::uint32_t>((slot_bytes + kExtentBytes - 1) / kExtentBytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t first = table_.Take(tenant_index, run, kNone);
+    if (first == kNone) return false;
+    Extent& extent = extents_[first];
+    extent.stride_bytes = std::uint64_t{run} * kExtentBytes;
+    extent.slot_count = 1;
+    extent.extent_count = run;
+    UseSlots(first, 0, 1, slots);
   }
+  return true;
+}
+
+bool PagePool::Impl::AcquireSmall(std::uint32_t tenant_index, std::uint32_t slot_class,
+                                  std::size_t count, std::vector<SlotRef>* slots) {
+  const std::uint32_t slots_per_extent = SlotsPerExtent(slot_class);
+  // Whole extents first, as long a run of them as there is.
+  std::size_t whole = count / slots_per_extent;
+  auto run = static_cast<std::uint32_t>(std::min<std::size_t>(whole, extents_per_arena_ - 1));
+  while (whole > 0 && run > 0) {
+    run = static_cast<std::uint32_t>(std::min<std::size_t>(whole, run));
+    const std::uint32_t first = table_.Take(tenant_index, run, kAdjacentTriesMax);
+    if (first == kNone) {
+      run /= 2;
+      continue;
+    }
+    for (std::uint32_t extent = first; extent < first + run; ++extent) {
+      BeginClass(extent, slot_class);
+      UseSlots(extent, 0, slots_per_extent, slots);
+    }
+    whole -= run;
+    count -= std::size_t{run} * slots_per_extent;
+  }
+  while (count > 0) {
+    const auto part = static_cast<std::uint32_t>(std::min<std::size_t>(count, slots_per_extent));
+    // Together in a partly used extent, or in a new one, or wherever there is a free slot.
+    std::uint32_t extent = PartialHead(tenant_index, slot_class);
+    std::uint32_t found = kNone;
+    for (std::uint32_t tries = 0; extent != kNone && tries < kAdjacentTriesMax; ++tries) {
+      found = FindFreeRun(extent, part);
+      if (found != kNone) break;
+      extent = extents_[extent].next;
+    }
+    if (found != kNone) {
+      UseSlots(extent, found, part, slots);
+      return true;
+    }
+    extent = table_.Take(tenant_index, 1, kNone);
+    if (extent != kNone) {
+      BeginClass(extent, slot_class);
+      UseSlots(extent, 0, part, slots);
+      count -= part;
+      continue;
+    }
+    extent = PartialHead(tenant_index, slot_class);
+    if (extent == kNone) return false;
+    for (std::uint32_t i = 0; i < slots_per_extent && count > 0; ++i) {
+      if (IsUsed({extent, i})) continue;
+      UseSlots(extent, i, 1, slots);
+      --count;
+    }
+  }
+  return true;
+}
+
+absl::Status PagePool::Impl::Renew(std::uint32_t arena) {
+  ++renewing_;
+  mu_.Unlock();
+  absl::Status status;
+  if (shared_[arena].load(std::memory_order_relaxed)) {
+    status = memory_->Renew(arena);
+    if (status.ok()) {
+      InitGenerations(arena);
+      shared_[arena].store(false, std::memory_order_relaxed);
+    }
+  } else {
+    // Nobody else has mapped it: faster, cannot fail, and the generations just go on.
+    std::memset(memory_->address(arena) + kExtentBytes, 0, (extents_per_arena_ - 1) * kExtentBytes);
+  }
+  mu_.Lock();
+  --renewing_;
+  table_.AddRenewed(arena, status.ok());
+  renewed_.NotifyAll();
+  return status;
+}
+
+void PagePool::Impl::BeginClass(std::uint32_t extent, std::uint32_t slot_class) {
+  Extent& e = extents_[extent];
+  e.slot_class = slot_class;
+  e.slot_count = SlotsPerExtent(slot_class);
+  e.stride_bytes = SlotStrideBytes(slot_class);
+}
+
+void PagePool::Impl::UseSlots(std::uint32_t extent, std::uint32_t first, std::uint32_t count,
+                              std::vector<SlotRef>* slots) {
+  Extent& e = extents_[extent];
+  for (std::uint32_t index = first; index < first + count; ++index) {
+    const SlotRef slot{extent, index};
+    KVMILL_DCHECK(!IsUsed(slot) && (GenerationWord(slot).load(std::memory_order_relaxed) & 1) == 1);
+    UsedWord(slot).fetch_or(std::uint64_t{1} << (index % 64), std::memory_order_relaxed);
+    slots->push_back(slot);
+  }
+  e.used += count;
+  UpdatePartial(extent);
+  used_bytes_ += count * e.stride_bytes;
+  slots_used_ += count;
+}
+
+std::uint32_t PagePool::Impl::FindFreeRun(std::uint32_t extent, std::uint32_t count) const {
+  const Extent& e = extents_[extent];
+  if (e.slot_count - e.used < count) return kNone;
+  std::uint32_t free = 0;
+  for (std::uint32_t index = 0; index < e.slot_count;) {
+    const std::uint64_t used = UsedWord({extent, index}).load(std::memory_order_relaxed);
+    if (index % 64 == 0 && used == ~std::uint64_t{0}) {
+      free = 0;
+      index += 64;
+      continue;
+    }
+    free = (used >> (index % 64) & 1) != 0 ? 0 : free + 1;
+    ++index;
+    if (free == count) return index - count;
+  }
+  return kNone;
+}
+
+void PagePool::Impl::UpdatePartial(std::uint32_t extent) {
+  Extent& e = extents_[extent];
+  const bool partial = e.used > 0 && e.used < e.slot_count;
+  if (partial == e.partial) return;
+  std::uint32_t& head = PartialHead(table_.TenantIndexOf(extent), e.slot_class);
+  if (partial) {
+    e.prev = kNone;
+    e.next = head;
+    if (head != kNone) extents_[head].prev = extent;
+    head = extent;
+  } else {
+    if (e.prev != kNone) {
+      extents_[e.prev].next = e.next;
+    } else {
+      head = e.next;
+    }
+    if (e.next != kNone) extents_[e.next].prev = e.prev;
+  }
+  e.partial = partial;
+}
+
+void PagePool::Impl::Publish(SlotRef slot) {
+  KVMILL_CHECK(IsUsed(slot));
+  const std::atomic_ref<std::uint64_t> word = GenerationWord(slot);
+  const std::uint64_t generation = word.load(std::memory_order_relaxed);
+  KVMILL_CHECK(generation % 2 == 1);
+  word.store(generation + 1, std::memory_order_release);
 }
 
 void PagePool::Impl::Release(SlotRef slot) {
@@ -483,50 +400,88 @@ void PagePool::Impl::Release(SlotRef slot) {
   ReleaseLocked(slot);
 }
 
+void PagePool::Impl::ReleaseLocked(SlotRef slot) {
+  KVMILL_CHECK(IsUsed(slot));
+  const std::atomic_ref<std::uint64_t> word = GenerationWord(slot);
+  const std::uint64_t generation = word.load(std::memory_order_relaxed);
+  if (generation % 2 == 0) word.store(generation + 1, std::memory_order_release);
+  UsedWord(slot).fetch_and(~(std::uint64_t{1} << (slot.index % 64)), std::memory_order_relaxed);
+  Extent& e = extents_[slot.extent];
+  --e.used;
+  used_bytes_ -= e.stride_bytes;
+  --slots_used_;
+  UpdatePartial(slot.extent);
+  if (e.used > 0) return;
+  const std::uint32_t extent_count = e.extent_count;
+  e = Extent{};
+  table_.Return(slot.extent, extent_count);
+}
+
+absl::Span<std::byte> PagePool::Impl::Bytes(SlotRef slot) const {
+  KVMILL_CHECK(IsUsed(slot));
+  const Extent& e = extents_[slot.extent];
+  return absl::MakeSpan(memory_->base() + slot.extent * kExtentBytes + slot.index * e.stride_bytes,
+                        e.stride_bytes);
+}
+
+std::uint64_t PagePool::Impl::Generation(SlotRef slot) const {
+  KVMILL_CHECK(IsUsed(slot));
+  return GenerationWord(slot).load(std::memory_order_acquire);
+}
+
+PagePool::Location PagePool::Impl::Locate(SlotRef slot) const {
+  KVMILL_CHECK(IsUsed(slot));
+  Location location;
+  location.arena = slot.extent / extents_per_arena_;
+  location.offset_bytes = (slot.extent % extents_per_arena_) * kExtentBytes +
+                          slot.index * extents_[slot.extent].stride_bytes;
+  location.generation_offset_bytes = GenerationOffset(slot);
+  return location;
+}
+
+int PagePool::Impl::ArenaFd(std::uint32_t arena) const {
+  KVMILL_CHECK(arena < extent_count_ / extents_per_arena_);
+  shared_[arena].store(true, std::memory_order_relaxed);
+  return memory_->fd(arena);
+}
+
 PagePool::Stats PagePool::Impl::stats() const {
   MutexLock lock(mu_);
-  return {capacity_bytes_, used_bytes_, extents_free_, slots_used_};
+  Stats stats;
+  stats.capacity_bytes = capacity_bytes_;
+  stats.used_bytes = used_bytes_;
+  stats.extents_free = capacity_bytes_ / kExtentBytes - table_.extents_held();
+  stats.slots_used = slots_used_;
+  return stats;
+}
+
+absl::StatusOr<std::unique_ptr<PagePool>> PagePool::Create(const Options& options) {
+  KVMILL_RETURN_IF_ERROR(CheckOptions(options));
+  ArenaMemory::Options memory_options;
+  memory_options.arena_count =
+      static_cast<std::uint32_t>(options.capacity_bytes / options.arena_bytes);
+  memory_options.arena_bytes = options.arena_bytes;
+  memory_options.prefault = options.prefault;
+  memory_options.progress = options.progress;
+  KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<ArenaMemory> memory, ArenaMemory::Create(memory_options));
+  return std::unique_ptr<PagePool>(new PagePool(
+      std::make_unique<Impl>(std::move(memory), memory_options.arena_count,
+                             static_cast<std::uint32_t>(options.arena_bytes / kExtentBytes))));
 }
 
 PagePool::PagePool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 PagePool::~PagePool() = default;
 
-absl::StatusOr<std::unique_ptr<PagePool>> PagePool::Create(const Options& options) {
-  auto impl = std::make_unique<Impl>();
-  KVMILL_RETURN_IF_ERROR(impl->Create(options));
-  return std::unique_ptr<PagePool>(new PagePool(std::move(impl)));
-}
-
 absl::Status PagePool::Acquire(TenantId tenant, std::size_t slot_bytes, std::size_t count,
                                std::vector<SlotRef>* slots) {
   return impl_->Acquire(tenant, slot_bytes, count, slots);
 }
-
-void PagePool::Publish(SlotRef slot) {
-  std::atomic<std::uint64_t>& generation = impl_->GenerationWord(slot);
-  const std::uint64_t value = generation.load(std::memory_order_relaxed);
-  KVMILL_CHECK(value % 2 == 1);
-  generation.store(value + 1, std::memory_order_release);
-}
-
+void PagePool::Publish(SlotRef slot) { impl_->Publish(slot); }
 void PagePool::Release(SlotRef slot) { impl_->Release(slot); }
 absl::Span<std::byte> PagePool::Bytes(SlotRef slot) const { return impl_->Bytes(slot); }
-
-std::uint64_t PagePool::Generation(SlotRef slot) const {
-  return impl_->GenerationWord(slot).load(std::memory_order_acquire);
-}
-
-PagePool::Location PagePool::Locate(SlotRef slot) const {
-  Location location;
-  location.arena = impl_->ArenaOf(slot.extent);
-  const Arena& arena = impl_->ArenaAt(location.arena);
-  location.offset_bytes = static_cast<std::uint64_t>(impl_->Bytes(slot).data() - arena.base());
-  location.generation_offset_bytes = impl_->GenerationOffset(slot);
-  return location;
-}
-
-int PagePool::ArenaFd(std::uint32_t arena) const { return impl_->ArenaAt(arena).fd(); }
-
+std::uint64_t PagePool::Generation(SlotRef slot) const { return impl_->Generation(slot); }
+PagePool::Location PagePool::Locate(SlotRef slot) const { return impl_->Locate(slot); }
+int PagePool::ArenaFd(std::uint32_t arena) const { return impl_->ArenaFd(arena); }
 PagePool::Stats PagePool::stats() const { return impl_->stats(); }
 
 }  // namespace kvmill

@@ -3,7 +3,13 @@
 // The budget is divided into arenas (sealed memfds, 256 MiB by default), each belonging to one
 // tenant while any of it is used; an arena into 2 MiB extents; an extent is given to one slot class
 // (slots of one size) while any of it is used. Slots larger than an extent take several adjacent
-// extents. Slot addresses never move, and nothing is allocated after Create().
+// extents. Slot addresses never move, and nothing is allocated after Create(), with one exception
+// below.
+//
+// An arena that a tenant leaves is cleaned before another tenant gets it, in that Acquire and
+// without a lock: zeroed while its descriptor was never handed out, else replaced by fresh memory
+// (a new memfd at the same address), since whoever mapped it for the old tenant would see the new
+// tenant's bytes. Both take about as long as writing the arena once.
 //
 // Every slot has a 64-bit generation in the arena's first extent, where readers that mapped the
 // arena see it: odd while the slot is free or being written, even while its contents are complete.
@@ -46,7 +52,7 @@ class PagePool {
   struct Options {
     std::uint64_t capacity_bytes = 0;  // Rounded down to whole arenas; at least one.
     std::uint64_t arena_bytes = std::uint64_t{256}
-                                << 20;  // Multiple of kExtentBytes, at least 2 extents.
+                                << 20;  // Multiple of kExtentBytes, 2 extents to 16 GiB.
     bool prefault = true;               // Touch all memory in Create (parallel); off only in tests.
     // Called from Create about twice a second with the bytes touched so far, for a progress line.
     // May be null.
@@ -55,7 +61,7 @@ class PagePool {
 
   struct Stats {
     std::uint64_t capacity_bytes = 0;  // What slots can use: without the generation extents.
-    std::uint64_t used_bytes = 0;      // Of acquired slots.
+    std::uint64_t used_bytes = 0;      // Of acquired slots, with what their rounding takes.
     std::uint64_t extents_free = 0;    // Extents that no slot class holds, in arenas of any tenant.
     std::uint64_t slots_used = 0;
   };
@@ -65,7 +71,8 @@ class PagePool {
   static absl::StatusOr<std::unique_ptr<PagePool>> Create(const Options& options);
   ~PagePool();
 
-  // `count` slots of `slot_bytes` each for `tenant`, adjacent where possible; appended to `slots`.
+  // `count` slots of `slot_bytes` each for `tenant`, appended to `slots`. Adjacent where possible:
+  // whole extents next to each other, the rest together in one extent.
   // All or none: RESOURCE_EXHAUSTED when they do not fit (the caller evicts and retries),
   // INVALID_ARGUMENT when they could never fit. Never blocks on I/O. Generations are odd on return.
   absl::Status Acquire(TenantId tenant, std::size_t slot_bytes, std::size_t count,
@@ -76,10 +83,10 @@ class PagePool {
   void Publish(SlotRef slot);
 
   // The slot is free; its generation becomes odd first, so late readers notice. `slot` must be
-  // acquired and unused by others.
+  // acquired and unused by others. Here and below a slot that is not acquired fails a check.
   void Release(SlotRef slot);
 
-  // Whole slot: slot_bytes as acquired. Valid until Release.
+  // Whole slot: at least slot_bytes as acquired, aligned to 64. Valid until Release.
   absl::Span<std::byte> Bytes(SlotRef slot) const;
   std::uint64_t Generation(SlotRef slot) const;
 
@@ -91,7 +98,9 @@ class PagePool {
     std::uint64_t generation_offset_bytes = 0;
   };
   Location Locate(SlotRef slot) const;
-  // The arena's memfd: cannot be written, grown or shrunk through any later mapping. Borrowed.
+  // The arena's memfd: cannot be written, grown or shrunk through any later mapping. Borrowed,
+  // valid while the caller holds a slot in the arena. (From then on the arena counts as handed
+  // out.)
   int ArenaFd(std::uint32_t arena) const;
 
   Stats stats() const;

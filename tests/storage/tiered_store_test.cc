@@ -342,7 +342,10 @@ TEST_F(TieredStoreTest, StatsCountEachEventOnce) {
   EXPECT_EQ(stats.references, 0u);
   const std::size_t format = 1;  // k4v2_g64
   EXPECT_EQ(stats.raw_bytes_ingested[format], 2u * kLayers * kHeads * 2 * 2 * kTokens * kDim);
-  EXPECT_EQ(stats.encoded_bytes_stored[format], HostUsedBytes());
+  EXPECT_EQ(
+      stats.encoded_bytes_stored[format],
+      2u * kLayers *
+          UniformPageBytes(FormatOf(Spec(), Spec().groups[0]), kTokens, SlotKind::kTile, kHeads));
 }
 
 }  // namespace

@@ -1,0 +1,68 @@
+// The memory under a page pool: arenas of shareable memory at fixed addresses.
+//
+// Every arena is a memfd that is mapped here once, writable, and then sealed: whoever else gets its
+// file descriptor can map it only to read, and nobody can resize it.
+//
+// Internal to storage/. address() and fd() are thread-safe; Renew() of different arenas too.
+#ifndef KVMILL_STORAGE_ARENA_MEMORY_H_
+#define KVMILL_STORAGE_ARENA_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace kvmill {
+
+class ArenaMemory {
+ public:
+  struct Options {
+    std::uint32_t arena_count = 0;
+    std::size_t arena_bytes = 0;  // Multiple of 2 MiB.
+    bool prefault = true;         // Touch all memory, in parallel.
+    std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress;
+  };
+  // RESOURCE_EXHAUSTED naming size and limit.
+  static absl::StatusOr<std::unique_ptr<ArenaMemory>> Create(const Options& options);
+  ~ArenaMemory();
+  ArenaMemory(const ArenaMemory&) = delete;
+  ArenaMemory& operator=(const ArenaMemory&) = delete;
+
+  // All arenas lie one after the other; addresses never change. Aligned to 2 MiB.
+  std::byte* base() const { return base_; }
+  std::byte* address(std::uint32_t arena) const { return base_ + arena * arena_bytes_; }
+  // Borrowed, valid until Renew(arena).
+  int fd(std::uint32_t arena) const { return fds_[arena]; }
+
+  // Gives the arena's memory back to the machine and puts fresh, zeroed memory (another memfd) at
+  // the same address. Whoever mapped the old memory keeps it and sees nothing of the new.
+  // RESOURCE_EXHAUSTED when there is none: then the arena has no memory and must not be touched
+  // until a later Renew succeeds.
+  absl::Status Renew(std::uint32_t arena);
+
+ private:
+  ArenaMemory(std::uint32_t arena_count, std::size_t arena_bytes, bool prefault);
+  absl::Status Reserve();
+  absl::Status MapArena(std::uint32_t arena);
+  absl::Status PrefaultAll(const std::function<void(std::uint64_t, std::uint64_t)>& progress);
+  // Pages in, without the SIGBUS or the silent over-commitment that a first touch may mean.
+  absl::Status Prefault(std::uint32_t arena, std::size_t offset_bytes, std::size_t bytes);
+
+  const std::size_t arena_bytes_;
+  const bool prefault_;
+  std::byte* reserved_ = nullptr;  // What was reserved; base_ is the first 2 MiB boundary in it.
+  std::byte* base_ = nullptr;
+  std::vector<int> fds_;  // -1 without memory.
+};
+
+// What one process can hope to get: the machine's available memory or its control group's limit.
+// UINT64_MAX when neither can be read.
+std::uint64_t MemoryLimitBytes();
+
+}  // namespace kvmill
+
+#endif  // KVMILL_STORAGE_ARENA_MEMORY_H_
