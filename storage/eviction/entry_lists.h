@@ -96,13 +96,14 @@ class EntryLists {
     }
   }
 
-  // The entry nearest the back of `list` that has no children here; kNoEntry when there is none.
-  // Parks the entries that it passes.
-  EntryId BackLeaf(int list) {
-    for (;;) {
+  // The entry nearest the back of `list` that has no children here; kNoEntry when there is none, or
+  // none behind the first `parks_max` entries that have children. Parks those that it passes.
+  EntryId BackLeaf(int list, std::uint32_t parks_max = kNoEntry) {
+    for (std::uint32_t parks = 0;; ++parks) {
       const std::uint32_t back = nodes_[Sentinel(list)].previous;
       if (back >= entries_max_) return kNoEntry;
       if (nodes_[back].children == 0) return back;
+      if (parks == parks_max) return kNoEntry;
       Park(back);
     }
   }

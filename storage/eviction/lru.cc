@@ -36,7 +36,7 @@ class LruPolicy final : public EvictionPolicy {
   std::uint32_t size() const override { return lists_.size(); }
   std::string_view name() const override { return "lru"; }
   std::size_t bytes_per_entry() const override {
-    return (lists_.bytes() + entries_max_ - 1) / entries_max_;
+    return BytesPerEntry(lists_.bytes(), entries_max_);
   }
 
  private:

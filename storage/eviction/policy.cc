@@ -9,8 +9,10 @@
 namespace kvmill {
 namespace {
 
-constexpr std::array<std::string_view, 2> kNames = {"returns", "lru"};
-constexpr std::array kMakers = {&NewReturnsPolicy, &NewLruPolicy};
+constexpr std::array<std::string_view, 6> kNames = {"returns",   "lru",     "arc",
+                                                    "w-tinylfu", "s3-fifo", "sieve"};
+constexpr std::array kMakers = {&NewReturnsPolicy, &NewLruPolicy,    &NewArcPolicy,
+                                &NewTinyLfuPolicy, &NewS3FifoPolicy, &NewSievePolicy};
 static_assert(kNames.size() == kMakers.size());
 
 constexpr std::uint32_t kEntriesMax = 1u << 31;  // Above them list sentinels need ids, too.

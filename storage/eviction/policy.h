@@ -68,7 +68,7 @@ class EvictionPolicy {
 
   virtual std::uint32_t size() const = 0;  // Known entries.
   virtual std::string_view name() const = 0;
-  // Everything the policy holds (links, ghosts, sketches), divided by entries_max and rounded up.
+  // Everything the policy holds (links, ghosts, sketches), divided by entries_max.
   virtual std::size_t bytes_per_entry() const = 0;
 };
 

@@ -23,8 +23,6 @@
 // One list a level, ordered by last use; within a level a block sits right behind its parent, so
 // the oldest is a leaf. Evicting compares the backs of the (at most 15) lists.
 #include <algorithm>
-#include <array>
-#include <cmath>
 
 #include "storage/eviction/entry_lists.h"
 #include "storage/eviction/ghost_table.h"
@@ -33,11 +31,12 @@
 namespace kvmill {
 namespace {
 
-constexpr int kLevels = 15;           // Ghost values are level + 1, in four bits.
-constexpr std::uint64_t kGhosts = 2;  // Per block of capacity.
+constexpr int kLevels = 15;              // Ghost values are level + 1, in four bits.
+constexpr std::uint64_t kGhosts = 2;     // Per block of capacity.
+constexpr std::uint32_t kParksMax = 32;  // Per level and question.
 constexpr float kAlphaFirst = 0.08f;
 constexpr float kAlphaMin = 0.02f;
-constexpr float kAlphaMax = 1.0f;
+constexpr float kAlphaMax = 2.0f;
 // By how much ln(alpha) moves when as many ghosts return as the tier has blocks, each one level
 // above (or below) the average.
 constexpr float kAlphaGain = 8.0f;
@@ -95,7 +94,7 @@ class ReturnsPolicy final : public EvictionPolicy {
   std::uint32_t size() const override { return lists_.size(); }
   std::string_view name() const override { return "returns"; }
   std::size_t bytes_per_entry() const override {
-    return (lists_.bytes() + ghosts_.bytes() + options_.entries_max - 1) / options_.entries_max;
+    return BytesPerEntry(lists_.bytes() + ghosts_.bytes(), options_.entries_max);
   }
 
  private:
@@ -115,11 +114,17 @@ class ReturnsPolicy final : public EvictionPolicy {
     lists_.MoveToFrontOfChain(node.level, id);
   }
 
+  // Passing over parents is bounded as long as there is any leaf to name.
   EntryId Oldest() {
+    const EntryId oldest = OldestBehind(kParksMax);
+    return oldest != kNoEntry ? oldest : OldestBehind(options_.entries_max);
+  }
+
+  EntryId OldestBehind(std::uint32_t parks_max) {
     EntryId oldest = kNoEntry;
     float oldest_age = -1;
     for (int level = 0; level < kLevels; ++level) {
-      const EntryId back = lists_.BackLeaf(level);
+      const EntryId back = lists_.BackLeaf(level, parks_max);
       if (back == kNoEntry) continue;
       const auto age = static_cast<float>(now_ - lists_[back].stamp);  // Modulo 2^32.
       const float weighted_age = age / (1.0f + alpha_ * static_cast<float>(level));
@@ -135,7 +140,7 @@ class ReturnsPolicy final : public EvictionPolicy {
     const float mean = static_cast<float>(ghost_levels_) / static_cast<float>(ghost_count_);
     const float step = kAlphaGain / static_cast<float>(options_.capacity_blocks) *
                        (static_cast<float>(ghost_level) - mean);
-    alpha_ = std::clamp(alpha_ * std::exp(std::clamp(step, -0.1f, 0.1f)), kAlphaMin, kAlphaMax);
+    alpha_ = std::clamp(alpha_ * (1.0f + std::clamp(step, -0.1f, 0.1f)), kAlphaMin, kAlphaMax);
   }
 
   void AddGhost(const EntryLists::Node& node) {

@@ -4,18 +4,16 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "storage/eviction/policy.h"
 #include "storage/eviction/replay.h"
+#include "tests/storage/eviction_workloads.h"
 
 namespace kvmill {
 namespace {
-
-using Trace = std::vector<std::vector<std::uint64_t>>;
 
 Trace ReadTrace(const std::string& path) {
   std::ifstream file(path);
@@ -80,6 +78,55 @@ TEST(ReplayTest, RefusesUnknownPoliciesAndBadSizes) {
   EXPECT_EQ(ReplayTrace(trace, {.blocks = 0}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReplayTrace(trace, {.blocks = 0x80000001u}).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// A made-up trace of 400 prompts (ChatTrace(7, 400)); also for trying `kvmill replay`. Whoever
+// changes a policy on purpose changes these numbers, after looking at
+// docs/decisions/0002-eviction-policy.md.
+TEST(CommittedTrace, GivesTheSameHitsAsEver) {
+  const Trace trace =
+      ReadTrace(std::string(KVMILL_SOURCE_DIR) + "/tests/data/traces/chat_small.jsonl");
+  ASSERT_EQ(trace, ChatTrace(7, 400));
+  struct Expected {
+    std::string policy;
+    std::uint64_t plain_200, leaf_200, plain_800, leaf_800;  // Blocks of room.
+  };
+  const std::vector<Expected> table = {
+      {"returns", 2734, 2734, 4308, 4308}, {"lru", 2504, 2597, 4216, 4233},
+      {"arc", 2977, 3100, 4225, 4274},     {"w-tinylfu", 3183, 3143, 4158, 4198},
+      {"s3-fifo", 3030, 3132, 4137, 4177}, {"sieve", 3150, 2812, 4122, 4179},
+  };
+  ASSERT_EQ(table.size(), EvictionPolicyNames().size());
+  for (const Expected& expected : table) {
+    SCOPED_TRACE(expected.policy);
+    EXPECT_EQ(Replay(trace, 200, expected.policy, false).hits, expected.plain_200);
+    EXPECT_EQ(Replay(trace, 200, expected.policy, true).hits, expected.leaf_200);
+    EXPECT_EQ(Replay(trace, 800, expected.policy, false).hits, expected.plain_800);
+    EXPECT_EQ(Replay(trace, 800, expected.policy, true).hits, expected.leaf_800);
+    EXPECT_EQ(Replay(trace, 10'000, expected.policy).hits, 5357u);
+  }
+}
+
+// The default was chosen for one real trace; these say that it is not for that one alone.
+TEST(MadeUpWorkloads, TheDefaultIsNeverMuchWorseThanLru) {
+  for (const std::uint64_t seed : {1u, 2u}) {
+    for (const std::uint32_t blocks : {500u, 2'000u, 8'000u}) {
+      SCOPED_TRACE(testing::Message() << "seed " << seed << ", blocks " << blocks);
+      const Trace chat = ChatTrace(seed, 4000);
+      EXPECT_GE(Percent(chat, blocks, ""), Percent(chat, blocks, "lru") - 0.6);
+      const Trace documents = DocumentsTrace(seed, 4000);
+      EXPECT_GE(Percent(documents, blocks, ""), Percent(documents, blocks, "lru") - 0.4);
+      const Trace scan = ScanTrace(seed, 4000);
+      EXPECT_GE(Percent(scan, blocks, ""), Percent(scan, blocks, "lru") + 1.0);
+    }
+  }
+}
+
+TEST(MadeUpWorkloads, ALoopLongerThanTheTierIsLostOnTheDefaultAsOnLru) {
+  const Trace loop = LoopTrace(110, 10);
+  EXPECT_EQ(Replay(loop, 1'000, "").hits, Replay(loop, 1'000, "lru").hits);
+  EXPECT_GT(Replay(loop, 1'000, "s3-fifo").hits, 0u);
+  EXPECT_EQ(Replay(loop, 1'100, "").hits, 1'100u * 9);
 }
 
 // The public conversation trace of Mooncake (FAST 2025), which is not part of this repository.
