@@ -179,7 +179,11 @@ absl::StatusOr<PageView> PageView::Parse(absl::Span<const std::byte> page) {
     if (slot.kind > SlotKind::kRaw) {
       return Mismatch(absl::StrCat("slot ", head, " kind"), static_cast<int>(slot.kind), "0 to 2");
     }
-    if (slot.kind == SlotKind::kAbsent) continue;
+    if (slot.kind == SlotKind::kAbsent) {
+      if (slot.offset_bytes == 0 && slot.length_bytes == 0) continue;
+      return Mismatch(absl::StrCat("slot ", head, " is absent and its place"),
+                      absl::StrCat(slot.offset_bytes, "+", slot.length_bytes), "0+0");
+    }
     const std::size_t want = SlotBytes(format, slot.kind, h.token_count);
     if (slot.length_bytes != want) {
       return Mismatch(absl::StrCat("slot ", head, " length"), slot.length_bytes, want);
