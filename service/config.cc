@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "client/server_address.h"
-#include "service/units.h"
+#include "client/units.h"
 #include "storage/core/status_macros.h"
 #include "storage/eviction/policy.h"
 

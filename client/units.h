@@ -1,6 +1,6 @@
 // Sizes and durations as people write them, in flags and configuration files of the daemon.
-#ifndef KVMILL_SERVICE_UNITS_H_
-#define KVMILL_SERVICE_UNITS_H_
+#ifndef KVMILL_CLIENT_UNITS_H_
+#define KVMILL_CLIENT_UNITS_H_
 
 #include <cstdint>
 #include <string>
@@ -25,4 +25,4 @@ absl::StatusOr<absl::Duration> ParseDuration(absl::string_view text);
 
 }  // namespace kvmill
 
-#endif  // KVMILL_SERVICE_UNITS_H_
+#endif  // KVMILL_CLIENT_UNITS_H_
