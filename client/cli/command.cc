@@ -1,0 +1,178 @@
+#include "client/cli/command.h"
+
+#include <exception>
+#include <iostream>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "client/cli/human.h"
+#include "client/units.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill::cli {
+namespace {
+
+constexpr absl::string_view kUsagePayload = "kvmill.cli/usage";
+
+// One line, whatever a library put into its message.
+std::string OneLine(absl::string_view text) {
+  return absl::StrReplaceAll(text, {{"\r", " "}, {"\n", " "}});
+}
+
+int ExitCodeOf(const absl::Status& status) {
+  if (status.ok()) return kDone;
+  if (status.GetPayload(kUsagePayload)) return kUsage;
+  return absl::IsNotFound(status) ? kNotFound : kFailed;
+}
+
+// What to do next, where the code alone tells.
+absl::string_view HintFor(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kUnavailable:
+      return " (is kvmilld running there? --server names its socket or address)";
+    case absl::StatusCode::kDeadlineExceeded:
+      return " (no answer in time, the outcome is unknown; try a longer --timeout)";
+    case absl::StatusCode::kPermissionDenied:
+      return " (admin commands work on the daemon's --admin address, and on its socket for its own "
+             "user and root)";
+    case absl::StatusCode::kResourceExhausted:
+      return " (the daemon is full: evict, or try again later)";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+absl::Status UsageError(absl::string_view message) {
+  absl::Status status = absl::InvalidArgumentError(message);
+  status.SetPayload(kUsagePayload, absl::Cord());
+  return status;
+}
+
+CommandLine::CommandLine(const std::string& default_server)
+    : root_("kvmill: look after KV-cache tiles, in files and in a running kvmilld", "kvmill") {
+  flags_.server = default_server;
+  root_.require_subcommand(1);
+  root_.set_version_flag("--version", KVMILL_VERSION);
+  root_.get_formatter()->column_width(34);
+  root_.footer(
+      "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found (a miss).\n"
+      "'kvmill COMMAND --help' explains a command. First steps, with a daemon on the default "
+      "socket:\n"
+      "  kvmill put --namespace demo --format k4v2_g128 --sequence s1 --kv prefill_\n"
+      "  kvmill get --namespace demo --sequence s1 --out again_\n");
+}
+
+void CommandLine::AddCommonFlags(CLI::App& app) {
+  const std::string group = "Common options";
+  app.add_flag("--json", flags_.json, "One JSON document on standard output")->group(group);
+  app.add_option_function<std::string>(
+         "--server",
+         [this](const std::string& text) {
+           if (const auto address = ParseServerAddress(text); !address.ok()) {
+             throw CLI::ValidationError("--server", std::string(address.status().message()));
+           }
+           flags_.server = text;
+         },
+         "Daemon: unix:PATH, HOST:PORT or [IPv6]:PORT (default " + flags_.server + ")")
+      ->group(group)
+      ->type_name("ADDR");
+  app.add_option_function<std::string>(
+         "--timeout",
+         [this](const std::string& text) {
+           const absl::StatusOr<absl::Duration> timeout = ParseTimeout(text);
+           if (!timeout.ok()) {
+             throw CLI::ValidationError("--timeout", std::string(timeout.status().message()));
+           }
+           flags_.timeout = *timeout;
+         },
+         "Longest wait for one answer of the daemon, as 500ms or 30s (default 60s)")
+      ->group(group)
+      ->type_name("DURATION");
+}
+
+CLI::App* CommandLine::Add(CLI::App& parent, const std::string& name, const std::string& summary,
+                           const std::string& help, Body body) {
+  CLI::App* app = parent.add_subcommand(name, summary);
+  AddCommonFlags(*app);
+  app->footer(help);
+  app->callback([this, app, name, body = std::move(body)] {
+    selected_name_ =
+        app->get_parent() == &root_ ? name : app->get_parent()->get_name() + " " + name;
+    selected_ = body;
+  });
+  return app;
+}
+
+int CommandLine::Run(int argc, char** argv) {
+  AddCommonFlags(root_);
+  try {
+    root_.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return root_.exit(error);  // --help and --version.
+    const CLI::App* app = &root_;
+    std::string name = "kvmill";
+    while (!app->get_subcommands().empty()) {
+      app = app->get_subcommands().front();
+      absl::StrAppend(&name, " ", app->get_name());
+    }
+    std::string message = OneLine(error.what());
+    // A word that is no command: CLI11 only says that one is required.
+    const std::vector<std::string> unknown = app->remaining();
+    if (!app->get_subcommands(nullptr).empty() && !unknown.empty()) {
+      message = absl::StrCat("there is no command '", unknown.front(), "'");
+    }
+    std::cerr << name << ": " << message << "; see '" << name << " --help'\n";
+    return kUsage;
+  }
+  absl::Status status;
+  try {
+    status = selected_();
+  } catch (const std::exception& error) {
+    // Libraries below may throw where memory ends; our own code does not.
+    status = absl::InternalError(error.what());
+  }
+  if (!status.ok()) {
+    std::cerr << "kvmill " << selected_name_ << ": " << OneLine(status.message());
+    if (ExitCodeOf(status) == kFailed) std::cerr << HintFor(status.code());
+    if (ExitCodeOf(status) == kUsage) {
+      std::cerr << "; see 'kvmill " << selected_name_ << " --help'";
+    }
+    std::cerr << "\n";
+  }
+  return ExitCodeOf(status);
+}
+
+CLI::Option* AddBytes(CLI::App& app, const std::string& name, std::uint64_t& bytes,
+                      const std::string& help) {
+  return app
+      .add_option_function<std::string>(
+          name,
+          [name, &bytes](const std::string& text) {
+            const absl::StatusOr<std::uint64_t> parsed = ParseBytes(text);
+            if (!parsed.ok()) {
+              throw CLI::ValidationError(name, std::string(parsed.status().message()));
+            }
+            bytes = *parsed;
+          },
+          help)
+      ->type_name("SIZE");
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonFlags& flags) {
+  Client::Options options;
+  options.address = flags.server;
+  options.timeout = flags.timeout;
+  return Client::Create(options);
+}
+
+absl::StatusOr<TileFormat> FormatFlag(const std::string& name, std::uint32_t head_dim) {
+  absl::StatusOr<TileFormat> format = ParseTileFormat(name, head_dim);
+  if (!format.ok()) return UsageError(format.status().message());
+  return format;
+}
+
+}  // namespace kvmill::cli

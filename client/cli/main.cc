@@ -1,0 +1,21 @@
+// kvmill: the command line. Commands live in client/cli/commands_*.cc.
+#include <cstdlib>
+#include <string>
+
+#include "client/cli/command.h"
+#include "client/cli/commands.h"
+#include "client/server_address.h"
+
+int main(int argc, char** argv) {
+  using namespace kvmill::cli;  // NOLINT(google-build-using-namespace): the program is this.
+  const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
+  CommandLine line("unix:" + kvmill::DefaultSocketPath(runtime_dir ? runtime_dir : ""));
+  AddTileCommands(line);
+  AddStoreCommands(line);
+  AddFetchCommands(line);
+  AddRemovalCommands(line);
+  AddInspectCommands(line);
+  AddPlanCommands(line);
+  AddBenchCommands(line);
+  return line.Run(argc, argv);
+}
