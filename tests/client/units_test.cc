@@ -1,4 +1,4 @@
-#include "service/units.h"
+#include "client/units.h"
 
 #include <gmock/gmock.h>
 
