@@ -36,13 +36,15 @@ absl::Status PutBlock(RocksDatabase& database, const ColumnFamily& family,
                       std::uint64_t block_number,
                       absl::Span<const absl::Span<const std::byte>> pages) {
   std::unique_ptr<rocksdb::WriteBatch> batch = database.TakeBatch();
-  rocksdb::Status status =
-      batch->Put(database.meta(), meta_key, EncodeMetaValue(meta_key, meta, block_number));
+  rocksdb::Status status;
   for (std::size_t i = 0; status.ok() && i < pages.size(); ++i) {
     const PageKey key = EncodePageKey(block_number, i);
     status =
         batch->Put(family.get(), rocksdb::Slice(key.data(), key.size()),
                    rocksdb::Slice(reinterpret_cast<const char*>(pages[i].data()), pages[i].size()));
+  }
+  if (status.ok()) {
+    status = batch->Put(database.meta(), meta_key, EncodeMetaValue(meta_key, meta, block_number));
   }
   absl::Status written = status.ok() ? database.Write(batch.get()) : ToStatus(status, "batch");
   database.GiveBatch(std::move(batch));

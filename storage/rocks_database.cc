@@ -3,11 +3,13 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "rocksdb/filter_policy.h"
+#include "rocksdb/listener.h"
 #include "rocksdb/options.h"
 #include "rocksdb/statistics.h"
 #include "rocksdb/table.h"
@@ -22,6 +24,8 @@ constexpr char kMetaName[] = "meta";
 constexpr char kNamespacesName[] = "namespaces";
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::size_t kBatchesKept = 2;
+constexpr std::chrono::milliseconds kFlushWait(100);
+constexpr int kFlushAttemptsMax = 600;
 
 // Half of what the process may open, at most 4096: a blob file and a table each count as one.
 int OpenFilesMax() {
@@ -52,8 +56,7 @@ rocksdb::DBOptions DatabaseOptions() {
   options.keep_log_file_num = 2;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
-  // Retries of RocksDB's own; the store retries on every Flush besides.
-  options.bgerror_resume_retry_interval = 1'000'000;
+  options.max_bgerror_resume_count = 0;
   return options;
 }
 
@@ -102,6 +105,46 @@ rocksdb::ColumnFamilyOptions EpochOptions(std::uint64_t memtable_bytes,
 
 }  // namespace
 
+// Notes what is durable, and keeps RocksDB from recovering by itself: its own recovery polls for
+// space every few seconds, and Resume() is refused meanwhile. The store resumes on every Flush, and
+// on writes once a second.
+class RocksDatabase::Watcher : public rocksdb::EventListener {
+ public:
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status,
+                            bool* auto_recovery) override {
+    *auto_recovery = false;
+  }
+
+  void OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo& info) override {
+    SetDurable(info.largest_seqno);
+  }
+
+  void SetDurable(rocksdb::SequenceNumber sequence) {
+    MutexLock lock(mutex_);
+    durable_ = std::max(durable_, sequence);
+    changed_.NotifyAll();
+  }
+
+  // Waits at most so long for everything up to `sequence` to be durable.
+  bool WaitDurable(rocksdb::SequenceNumber sequence, std::chrono::milliseconds timeout) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    MutexLock lock(mutex_);
+    while (durable_ < sequence) {
+      const auto left = deadline - std::chrono::steady_clock::now();
+      if (left <= std::chrono::nanoseconds(0)) return false;
+      changed_.WaitFor(mutex_, left);
+    }
+    return true;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  // All column families are flushed at one point of the sequence: what any of them has in files,
+  // all have.
+  rocksdb::SequenceNumber durable_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
 absl::Status ToStatus(const rocksdb::Status& status, absl::string_view what) {
   if (status.ok()) return absl::OkStatus();
   const std::string message = absl::StrCat(what, ": ", status.ToString());
@@ -129,6 +172,8 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(
   database->env_ = rocksdb::NewCompositeEnv(NewRocksFileSystem(direct_io));
   db_options.env = database->env_.get();
   db_options.statistics = database->statistics_;
+  database->watcher_ = std::make_shared<Watcher>();
+  db_options.listeners.push_back(database->watcher_);
 
   std::vector<std::string> names;
   const rocksdb::Status listed =
@@ -148,6 +193,7 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(
       ToStatus(rocksdb::DB::Open(db_options, options.directory, families, &handles, &db),
                absl::StrCat("disk tier ", options.directory)));
   database->db_.reset(db);
+  database->watcher_->SetDurable(db->GetLatestSequenceNumber());
   for (std::size_t i = 0; i < names.size(); ++i) {
     ColumnFamily family = database->Own(handles[i]);
     if (const auto epoch = EpochOfName(names[i])) {
@@ -219,7 +265,16 @@ absl::Status RocksDatabase::Flush(absl::Span<const ColumnFamily> epochs) {
   rocksdb::FlushOptions options;
   options.wait = true;
   options.allow_write_stall = true;
-  return ToStatus(db_->Flush(options, families), "flush");
+  const rocksdb::SequenceNumber written = db_->GetLatestSequenceNumber();
+  // Once it has resumed from an error, RocksDB 7.8 answers OK before an atomic flush is done, and
+  // one that then fails is never heard of: only the notice of a completed flush counts. Asking
+  // again brings up the error.
+  for (int attempt = 0; attempt < kFlushAttemptsMax; ++attempt) {
+    if (watcher_->WaitDurable(written, std::chrono::milliseconds(0))) return absl::OkStatus();
+    KVMILL_RETURN_IF_ERROR(ToStatus(db_->Flush(options, families), "flush"));
+    if (watcher_->WaitDurable(written, kFlushWait)) return absl::OkStatus();
+  }
+  return absl::UnavailableError("flush: no end after a minute");
 }
 
 void RocksDatabase::Resume() {

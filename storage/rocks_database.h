@@ -48,6 +48,8 @@ class RocksDatabase {
   // The files go when the last owner of the handle does.
   absl::Status DropEpoch(const ColumnFamily& epoch);
 
+  // The batch must end with a change of `meta` or `namespaces`: Flush() knows what is durable by
+  // the last entry that is.
   absl::Status Write(rocksdb::WriteBatch* batch);
   // Empty batches that keep the memory of an earlier block: touching fresh memory costs more than
   // copying a block.
@@ -63,6 +65,8 @@ class RocksDatabase {
   std::uint64_t page_file_bytes_read() const;
 
  private:
+  class Watcher;
+
   RocksDatabase() = default;
   ColumnFamily Own(rocksdb::ColumnFamilyHandle* handle) const;
 
@@ -70,6 +74,7 @@ class RocksDatabase {
   Mutex batches_mutex_;
   std::vector<std::unique_ptr<rocksdb::WriteBatch>> batches_ ABSL_GUARDED_BY(batches_mutex_);
   std::unique_ptr<rocksdb::Env> env_;
+  std::shared_ptr<Watcher> watcher_;  // Shared with RocksDB, which notifies it.
   std::shared_ptr<rocksdb::Statistics> statistics_;
   std::unique_ptr<rocksdb::DB> db_;
   ColumnFamily default_;
