@@ -24,6 +24,7 @@ constexpr char kMetaName[] = "meta";
 constexpr char kNamespacesName[] = "namespaces";
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::size_t kBatchesKept = 2;
+constexpr int kMemtablesMax = 5;  // One is written, three are being flushed, one is ready.
 constexpr std::chrono::milliseconds kFlushWait(100);
 constexpr int kFlushAttemptsMax = 600;
 
@@ -40,7 +41,7 @@ rocksdb::DBOptions DatabaseOptions() {
   options.create_missing_column_families = true;
   options.atomic_flush = true;  // Meta and pages of a block survive together or not at all.
   options.avoid_flush_during_shutdown = true;  // The store flushes before it closes.
-  options.max_background_flushes = 2;
+  options.max_background_flushes = 3;
   options.max_background_compactions = 1;
   options.max_open_files = OpenFilesMax();
   options.skip_stats_update_on_db_open = true;
@@ -64,6 +65,7 @@ rocksdb::ColumnFamilyOptions MetaOptions(std::uint64_t memtable_bytes,
                                          const std::shared_ptr<rocksdb::Cache>& cache) {
   rocksdb::ColumnFamilyOptions options;
   options.write_buffer_size = memtable_bytes;
+  options.max_write_buffer_number = kMemtablesMax;  // All families are flushed, and wait, together.
   options.compression = rocksdb::kNoCompression;
   // Every flush of pages adds a small file here. Levels would rewrite all of meta every few flushes
   // since keys are hashes; size-tiered runs rewrite an entry about log(meta / one flush) times.
@@ -83,7 +85,7 @@ rocksdb::ColumnFamilyOptions EpochOptions(std::uint64_t memtable_bytes,
                                           const std::shared_ptr<rocksdb::Cache>& cache) {
   rocksdb::ColumnFamilyOptions options;
   options.write_buffer_size = memtable_bytes;
-  options.max_write_buffer_number = 4;
+  options.max_write_buffer_number = kMemtablesMax;
   options.compression = rocksdb::kNoCompression;  // Codes of tiles are incompressible.
   options.enable_blob_files = true;
   options.min_blob_size = 0;

@@ -11,7 +11,7 @@
 // Files never exceed capacity_bytes + one epoch. The write-ahead log is off; all column families
 // are flushed atomically, so what survives a crash is a prefix of the writes.
 //
-// Memory: up to 4 memtables of memtable_bytes, meta_cache_bytes, one byte a block.
+// Memory: up to 5 memtables of memtable_bytes, meta_cache_bytes, one byte a block.
 #ifndef KVMILL_STORAGE_ROCKS_DISK_STORE_H_
 #define KVMILL_STORAGE_ROCKS_DISK_STORE_H_
 
