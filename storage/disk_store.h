@@ -56,7 +56,7 @@ class DiskStore {
   };
 
   // Called when the cap dropped blocks, after they are gone, without any lock held, from a thread
-  // of the store or of a Write.
+  // of the store or of a Write. By then the block may have been written again: Find() tells.
   using EvictedCallback = std::function<void(absl::Span<const DiskBlockId> ids)>;
 
   virtual ~DiskStore() = default;
@@ -72,7 +72,8 @@ class DiskStore {
                              absl::Span<const absl::Span<const std::byte>> pages) = 0;
 
   // Makes everything that was written (or removed) before the call durable. Concurrent calls share
-  // one flush.
+  // one flush. Costs a few fsyncs and a file: callers collect blocks first. After an error the
+  // blocks are still there and readable, and the next Flush tries again.
   virtual absl::Status Flush() = 0;
 
   // NOT_FOUND, or the meta entry.
@@ -85,7 +86,8 @@ class DiskStore {
   virtual absl::Status Read(const DiskBlockId& id, std::size_t first_page,
                             absl::Span<const absl::Span<std::byte>> out) = 0;
 
-  // OK also when absent. Durable after the next Flush().
+  // OK also when absent. Durable after the next Flush(). The bytes may stay on disk, unreachable,
+  // until the cap drops them.
   virtual absl::Status Remove(absl::Span<const DiskBlockId> ids) = 0;
 
   // Every block, from the meta column family only (no page is read), in no particular order.
