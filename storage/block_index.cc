@@ -49,7 +49,7 @@ class PlaceSlab {
 
   void Grow(std::uint64_t* allocated_bytes) {
     // From 8 arrays a chunk to 64: little is wasted for few blocks, and little overhead for many.
-    const std::size_t arrays = std::min<std::size_t>(64, std::size_t{8} << chunks_.size());
+    const std::size_t arrays = std::size_t{8} << std::min<std::size_t>(chunks_.size(), 3);
     chunks_.push_back(std::make_unique<PagePlace[]>(arrays * length_));
     *allocated_bytes += arrays * length_ * sizeof(PagePlace);
     for (std::size_t i = arrays; i-- > 0;) Free(chunks_.back().get() + i * length_);
