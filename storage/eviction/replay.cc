@@ -43,12 +43,15 @@ absl::StatusOr<ReplayResult> ReplayTrace(absl::Span<const std::vector<std::uint6
     return absl::InvalidArgumentError(
         absl::StrCat("replay: ", entry_of.size(), " distinct ids, at most ", kBlocksMax));
   }
-  const auto entries_max = static_cast<std::uint32_t>(std::max<std::size_t>(1, entry_of.size()));
+  const auto entries_max = static_cast<std::uint32_t>(
+      std::max<std::size_t>({1, entry_of.size(), options.expected_blocks}));
+  const std::uint32_t expected_blocks =
+      options.expected_blocks != 0 ? options.expected_blocks : options.blocks;
   KVMILL_ASSIGN_OR_RETURN(
       const std::unique_ptr<EvictionPolicy> policy,
       CreateEvictionPolicy(options.policy.empty() ? kDefaultEvictionPolicy : options.policy,
                            {.entries_max = entries_max,
-                            .capacity_blocks = std::min(options.blocks, entries_max),
+                            .capacity_blocks = std::min(expected_blocks, entries_max),
                             .leaf_first = options.leaf_first}));
 
   ReplayResult result{.blocks = options.blocks, .policy = std::string(policy->name())};

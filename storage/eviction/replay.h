@@ -23,6 +23,8 @@ struct ReplayOptions {
   // False: the policies as published, blind to chains; so "lru" is plain LRU. (The default policy
   // is about chains and always sees them.) True: as a daemon would run them.
   bool leaf_first = false;
+  // What the policy is told to expect (capacity_blocks), up to 2^31; 0: the truth, `blocks`.
+  std::uint32_t expected_blocks = 0;
 };
 
 struct ReplayResult {
@@ -33,7 +35,7 @@ struct ReplayResult {
   std::string policy;
 };
 
-// INVALID_ARGUMENT for an unknown policy or blocks out of range.
+// INVALID_ARGUMENT for an unknown policy, or blocks or expected_blocks out of range.
 absl::StatusOr<ReplayResult> ReplayTrace(absl::Span<const std::vector<std::uint64_t>> requests,
                                          const ReplayOptions& options);
 

@@ -50,6 +50,7 @@ class ReturnsPolicy final : public EvictionPolicy {
 
   void Insert(EntryId id, const EntryTraits& traits) override {
     lists_.Insert(0, id, traits);
+    blocks_most_ = std::max(blocks_most_, lists_.size());
     ++now_;
     EntryLists::Node& node = lists_[id];
     int level = 0;
@@ -138,8 +139,8 @@ class ReturnsPolicy final : public EvictionPolicy {
 
   void Learn(int ghost_level) {
     const float mean = static_cast<float>(ghost_levels_) / static_cast<float>(ghost_count_);
-    const float step = kAlphaGain / static_cast<float>(options_.capacity_blocks) *
-                       (static_cast<float>(ghost_level) - mean);
+    const float step =
+        kAlphaGain / static_cast<float>(blocks_most_) * (static_cast<float>(ghost_level) - mean);
     alpha_ = std::clamp(alpha_ * (1.0f + std::clamp(step, -0.1f, 0.1f)), kAlphaMin, kAlphaMax);
   }
 
@@ -158,6 +159,8 @@ class ReturnsPolicy final : public EvictionPolicy {
   EntryLists lists_;  // One a level.
   GhostTable ghosts_;
   std::uint32_t now_ = 0;  // Blocks that entered, modulo 2^32.
+  // What the tier has had room for: paces the learning, where capacity_blocks may be far off.
+  std::uint32_t blocks_most_ = 0;
   float alpha_ = kAlphaFirst;
   std::uint64_t ghost_count_ = 0;
   std::uint64_t ghost_levels_ = 0;  // Their sum.

@@ -76,6 +76,8 @@ TEST(ReplayTest, RefusesUnknownPoliciesAndBadSizes) {
   EXPECT_EQ(ReplayTrace(trace, {.blocks = 1, .policy = "fifo"}).status().code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReplayTrace(trace, {.blocks = 0}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReplayTrace(trace, {.blocks = 1, .expected_blocks = 0x80000001u}).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReplayTrace(trace, {.blocks = 0x80000001u}).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
@@ -156,6 +158,16 @@ TEST_F(MooncakeTrace, GivesThePublishedRatesForPlainLru) {
 TEST_F(MooncakeTrace, HasNoMoreToGiveThanItsRepetitions) {
   for (const std::string_view policy : EvictionPolicyNames()) {
     EXPECT_NEAR(Percent(trace_, 1'000'000, std::string(policy)), 36.64, 0.005) << policy;
+  }
+}
+
+// The tiered store knows its bytes, but not how large blocks will be: it guesses far too many.
+TEST_F(MooncakeTrace, TheDefaultKeepsItsLeadWhenToldToExpectFiftyTimesTheBlocks) {
+  for (const std::uint32_t blocks : {1'000u, 10'000u, 40'000u, 50'000u}) {
+    const auto guessed = ReplayTrace(trace_, {.blocks = blocks, .expected_blocks = 50 * blocks});
+    ASSERT_TRUE(guessed.ok()) << guessed.status();
+    const double lead = 100.0 * guessed->hit_rate - Percent(trace_, blocks, "lru");
+    EXPECT_GE(lead, blocks == 10'000 ? 1.0 : -0.1) << blocks;
   }
 }
 
