@@ -189,7 +189,7 @@ absl::StatusOr<EntryId> BlockIndex::Insert(const BlockId& id, std::size_t page_c
       (!has_freed && shard.entry_count >= impl_->shard_entries_max_)) {
     impl_->entries_.fetch_sub(1, std::memory_order_relaxed);
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the index is full: at most ", impl_->entries_max_, " blocks; raise --blocks-max"));
+        "the index is full: at most ", impl_->entries_max_, " blocks; evict or remove some"));
   }
   std::uint32_t local = 0;
   if (has_freed) {
