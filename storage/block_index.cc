@@ -1,27 +1,38 @@
 #include "storage/block_index.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
+#include <bit>
 #include <cstring>
+#include <limits>
 #include <map>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "storage/core/check.h"
 #include "storage/core/mutex.h"
+#include "storage/core/status_macros.h"
+#include "storage/reserved_memory.h"
 
 namespace kvmill {
 namespace {
 
 constexpr std::uint32_t kShardBits = 6;
 constexpr std::uint32_t kShardCount = 1u << kShardBits;
-constexpr std::uint32_t kChunkEntries = 1024;
 constexpr std::uint32_t kNone = 0xFFFFFFFFu;
+// Growing a segment places each of its blocks anew, in some 10 ns each.
+constexpr std::uint32_t kSegmentBlocks = 8192;
+constexpr std::uint32_t kPageBytes = 4096;
+constexpr std::uint32_t kCellsMin = kPageBytes / sizeof(std::uint64_t);
+// Places in front of a block's first one that hold the rest of a long key.
+constexpr std::size_t kKeyPlaces = 2;
+static_assert(kKeyPlaces * sizeof(PagePlace) >= kBlockKeyBytesMax - 32);
 
-// The hash is split: the low bits choose the shard, the high 32 bits (the tag) the place in its
-// table. A table can then be rebuilt from the tags alone, without touching an entry.
+// A hash is split: the low bits choose the shard; of the high half (the tag), the upper bits choose
+// the segment of its table and the lower ones the place there. A segment can then be rebuilt from
+// the tags in its cells alone, without touching an entry.
 constexpr std::uint32_t ShardOf(std::uint64_t hash) {
   return static_cast<std::uint32_t>(hash) & (kShardCount - 1);
 }
@@ -60,109 +71,219 @@ class PlaceSlab {
   std::vector<std::unique_ptr<PagePlace[]>> chunks_;
 };
 
+// One part of a shard's table: open addressing with linear probing. A cell is 0 when empty, else
+// tag << 32 | local + 1. Written under the shard's lock; cells and mask are atomic because a batch
+// looks for candidates without it. Such a reader may see a segment while it grows: what it finds is
+// a guess.
+struct Segment {
+  std::atomic<std::uint32_t> mask{0};  // Cells - 1; 0: none yet.
+  std::uint32_t used = 0;
+};
+
 }  // namespace
+
+BlockId BlockEntry::id() const {
+  std::array<char, kBlockKeyBytesMax> bytes;
+  std::memcpy(bytes.data(), key_.data(), kKeyBytesInline);
+  if (has_long_key()) {
+    std::memcpy(bytes.data() + kKeyBytesInline, places_ - kKeyPlaces,
+                kBlockKeyBytesMax - kKeyBytesInline);
+  }
+  // What is in the index came in as a BlockKey, and only the empty one is not made from bytes.
+  return {namespace_id_, group_,
+          key_size_ == 0 ? BlockKey() : *BlockKey::FromBytes({bytes.data(), key_size_})};
+}
+
+bool BlockEntry::Is(NamespaceId namespace_id, std::uint8_t group, const BlockKey& key) const {
+  return std::memcmp(key_.data(), key.data(), kKeyBytesInline) == 0 &&
+         namespace_id_ == namespace_id && key_size_ == key.size() && group_ == group &&
+         (!has_long_key() || std::memcmp(places_ - kKeyPlaces, key.data() + kKeyBytesInline,
+                                         kBlockKeyBytesMax - kKeyBytesInline) == 0);
+}
 
 class BlockIndex::Impl {
  public:
-  explicit Impl(std::uint32_t entries_max)
-      : entries_max_(entries_max),
-        // Hashes fill shards unevenly: one sixteenth more is over eight standard deviations at
-        // 16,384 entries a shard, and the constant covers small indexes.
-        shard_entries_max_(entries_max / kShardCount + entries_max / kShardCount / 16 + 64) {}
-
-  struct Shard {
+  struct alignas(64) Shard {
     mutable Mutex mu;
-    // Open addressing with linear probing; 0 is empty, else tag << 32 | local + 1. The pointer and
-    // mask are atomic only so that a prefetch can compute an address without the lock; it may be
-    // stale, and is never dereferenced.
-    std::vector<std::uint64_t> table ABSL_GUARDED_BY(mu);
-    std::atomic<const std::uint64_t*> table_hint{nullptr};
-    std::atomic<std::uint32_t> mask_hint{0};
-    std::uint32_t used ABSL_GUARDED_BY(mu) = 0;
-    std::vector<std::unique_ptr<BlockEntry[]>> chunks;  // Grows under mu; elements never move.
     std::uint32_t entry_count ABSL_GUARDED_BY(mu) = 0;  // Locals handed out so far.
     std::uint32_t free_head ABSL_GUARDED_BY(mu) =
         kNone;  // Freed locals, chained through BlockEntry::inserted_at_s.
     std::map<std::size_t, PlaceSlab> slabs ABSL_GUARDED_BY(mu);  // By array length.
-    std::uint64_t allocated_bytes ABSL_GUARDED_BY(mu) = 0;
-
-    BlockEntry& entry(std::uint32_t local) const {
-      return chunks[local / kChunkEntries][local % kChunkEntries];
-    }
+    std::uint64_t places_bytes ABSL_GUARDED_BY(mu) = 0;
   };
 
-  Shard& ShardAt(std::uint64_t hash) { return shards_[ShardOf(hash)]; }
+  // How large everything can become.
+  struct Shape {
+    explicit Shape(std::uint32_t entries_max)
+        : blocks_max(entries_max),
+          // Hashes fill shards unevenly: one sixteenth more is over eight standard deviations at
+          // 16,384 entries a shard, and the constant covers small indexes.
+          shard_blocks_max(entries_max / kShardCount + entries_max / kShardCount / 16 + 64),
+          segment_bits(std::bit_width((entries_max / kShardCount) / kSegmentBlocks)),
+          // A segment that is full on average is at most half full, however uneven the hashes.
+          segment_cells_max(
+              std::max(kCellsMin, 4 * std::bit_ceil((shard_blocks_max >> segment_bits) / 2 + 1))) {}
+
+    std::size_t entries_bytes() const {
+      return (std::size_t{shard_blocks_max} << kShardBits) * sizeof(BlockEntry);
+    }
+    std::size_t cells_bytes() const {
+      return (std::size_t{segment_cells_max} << (kShardBits + segment_bits)) *
+             sizeof(std::uint64_t);
+    }
+
+    std::uint32_t blocks_max;
+    std::uint32_t shard_blocks_max;
+    int segment_bits;  // Of a shard.
+    std::uint32_t segment_cells_max;
+  };
+
+  Impl(const Options& options, const Shape& shape, ReservedMemory entries, ReservedMemory cells)
+      : shape_(shape),
+        hash_(options.hash),
+        entries_memory_(std::move(entries)),
+        cells_memory_(std::move(cells)),
+        entries_(reinterpret_cast<BlockEntry*>(entries_memory_.base())),
+        cells_(reinterpret_cast<std::atomic<std::uint64_t>*>(cells_memory_.base())),
+        segments_(std::size_t{kShardCount} << shape.segment_bits) {}
+
   static EntryId IdOf(std::uint32_t shard, std::uint32_t local) {
     return local << kShardBits | shard;
   }
   static std::uint32_t LocalOf(EntryId id) { return id >> kShardBits; }
+  Shard& ShardAt(EntryId id) { return shards_[id & (kShardCount - 1)]; }
 
-  // The block's local number, kNone when it is not in the shard.
+  // Shards fill at the same pace, so entries by id fill their memory from the beginning.
+  BlockEntry& EntryAt(EntryId id) const { return entries_[id]; }
+
+  // Where a hash belongs. Computed without any lock.
+  struct Home {
+    std::uint32_t shard;
+    std::uint32_t tag;
+    std::size_t segment;
+    std::atomic<std::uint64_t>* cells;
+  };
+  Home HomeOf(std::uint32_t shard, std::uint32_t tag) const {
+    const std::size_t segment = std::size_t{shard} << shape_.segment_bits |
+                                (std::uint64_t{tag} << shape_.segment_bits) >> 32;
+    return {shard, tag, segment, cells_ + segment * shape_.segment_cells_max};
+  }
+  Home HomeOf(std::uint64_t hash) const { return HomeOf(ShardOf(hash), TagOf(hash)); }
+  std::uint32_t MaskOf(const Home& home) const {
+    return segments_[home.segment].mask.load(std::memory_order_relaxed);
+  }
+
+  // The block's local number, kNone when no cell of the run has the tag and satisfies `matches`.
+  // Right under the shard's lock, a guess without.
   template <typename Matches>
-  static std::uint32_t Probe(const Shard& shard, std::uint64_t hash, Matches matches)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu) {
-    if (shard.table.empty()) return kNone;
-    const std::uint32_t mask = static_cast<std::uint32_t>(shard.table.size() - 1);
-    const std::uint32_t tag = TagOf(hash);
-    for (std::uint32_t at = tag & mask;; at = (at + 1) & mask) {
-      const std::uint64_t cell = shard.table[at];
+  std::uint32_t Probe(const Home& home, Matches matches) const {
+    const std::uint32_t mask = MaskOf(home);
+    std::uint32_t at = home.tag & mask;
+    for (std::uint32_t steps = 0; steps <= mask; ++steps, at = (at + 1) & mask) {
+      const std::uint64_t cell = home.cells[at].load(std::memory_order_relaxed);
       if (cell == 0) return kNone;
-      if (static_cast<std::uint32_t>(cell >> 32) != tag) continue;
+      if (static_cast<std::uint32_t>(cell >> 32) != home.tag) continue;
       const std::uint32_t local = static_cast<std::uint32_t>(cell) - 1;
       if (matches(local)) return local;
     }
+    return kNone;
   }
-  static std::uint32_t Probe(const Shard& shard, std::uint64_t hash, const BlockId& id)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu) {
-    return Probe(shard, hash, [&](std::uint32_t local) { return shard.entry(local).id == id; });
-  }
-
-  static void Place(std::vector<std::uint64_t>& table, std::uint64_t cell) {
-    const std::uint32_t mask = static_cast<std::uint32_t>(table.size() - 1);
-    std::uint32_t at = static_cast<std::uint32_t>(cell >> 32) & mask;
-    while (table[at] != 0) at = (at + 1) & mask;
-    table[at] = cell;
+  std::uint32_t Probe(const Home& home, NamespaceId namespace_id, std::uint8_t group,
+                      const BlockKey& key) const {
+    return Probe(home, [&](std::uint32_t local) {
+      return EntryAt(IdOf(home.shard, local)).Is(namespace_id, group, key);
+    });
   }
 
-  static void GrowTable(Shard& shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu) {
-    std::vector<std::uint64_t> table(std::max<std::size_t>(16, shard.table.size() * 2));
-    for (std::uint64_t cell : shard.table) {
-      if (cell != 0) Place(table, cell);
+  // Room for one more cell; false when the segment cannot have any. Under the shard's lock.
+  bool Reserve(const Home& home) {
+    Segment& segment = segments_[home.segment];
+    const std::uint32_t cells = CellsOf(segment);
+    // At most three quarters full: linear probes stay short.
+    if ((segment.used + 1) * std::uint64_t{4} <= cells * std::uint64_t{3}) return true;
+    // Keys chosen to meet in one segment make its probes long, and in the end it refuses them.
+    if (cells == shape_.segment_cells_max) return segment.used + cells / 16 < cells;
+    Grow(home, cells == 0 ? kCellsMin : cells * 2);
+    return true;
+  }
+
+  // Under the shard's lock, which is held for one segment only.
+  void Grow(const Home& home, std::uint32_t cells) {
+    Segment& segment = segments_[home.segment];
+    std::vector<std::uint64_t> old;
+    old.reserve(segment.used);
+    for (std::uint32_t at = 0; at < CellsOf(segment); ++at) {
+      const std::uint64_t cell = home.cells[at].load(std::memory_order_relaxed);
+      if (cell == 0) continue;
+      old.push_back(cell);
+      home.cells[at].store(0, std::memory_order_relaxed);
     }
-    shard.allocated_bytes += (table.size() - shard.table.size()) * sizeof(std::uint64_t);
-    shard.table.swap(table);
-    shard.table_hint.store(shard.table.data(), std::memory_order_relaxed);
-    shard.mask_hint.store(static_cast<std::uint32_t>(shard.table.size() - 1),
-                          std::memory_order_relaxed);
+    segment.mask.store(cells - 1, std::memory_order_relaxed);
+    segment.used = 0;
+    for (const std::uint64_t cell : old) Place(home, cell);
+  }
+
+  void Place(const Home& home, std::uint64_t cell) {
+    const std::uint32_t mask = MaskOf(home);
+    std::uint32_t at = static_cast<std::uint32_t>(cell >> 32) & mask;
+    while (home.cells[at].load(std::memory_order_relaxed) != 0) at = (at + 1) & mask;
+    home.cells[at].store(cell, std::memory_order_relaxed);
+    ++segments_[home.segment].used;
   }
 
   // Takes the cell of `local` out and moves later cells of the same run back, so that no tombstones
-  // are needed.
-  static void EraseCell(Shard& shard, std::uint64_t hash, std::uint32_t local)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu) {
-    const std::uint32_t mask = static_cast<std::uint32_t>(shard.table.size() - 1);
-    const std::uint64_t cell = std::uint64_t{TagOf(hash)} << 32 | (local + 1);
-    std::uint32_t hole = TagOf(hash) & mask;
-    while (shard.table[hole] != cell) {
-      KVMILL_CHECK(shard.table[hole] != 0);
-      hole = (hole + 1) & mask;
+  // are needed. Under the shard's lock.
+  void EraseCell(const Home& home, std::uint32_t local) {
+    const std::uint32_t mask = MaskOf(home);
+    const std::uint64_t cell = std::uint64_t{home.tag} << 32 | (local + 1);
+    std::uint32_t hole = home.tag & mask;
+    for (;; hole = (hole + 1) & mask) {
+      const std::uint64_t found = home.cells[hole].load(std::memory_order_relaxed);
+      if (found == cell) break;
+      KVMILL_CHECK(found != 0);
     }
-    for (std::uint32_t at = (hole + 1) & mask; shard.table[at] != 0; at = (at + 1) & mask) {
-      const std::uint32_t home = static_cast<std::uint32_t>(shard.table[at] >> 32) & mask;
-      // The cell may move to the hole unless its home lies cyclically in (hole, at].
-      if (((at - home) & mask) < ((at - hole) & mask)) continue;
-      shard.table[hole] = shard.table[at];
+    for (std::uint32_t at = (hole + 1) & mask;; at = (at + 1) & mask) {
+      const std::uint64_t moved = home.cells[at].load(std::memory_order_relaxed);
+      if (moved == 0) break;
+      const std::uint32_t first = static_cast<std::uint32_t>(moved >> 32) & mask;
+      // The cell may move to the hole unless its first place lies cyclically in (hole, at].
+      if (((at - first) & mask) < ((at - hole) & mask)) continue;
+      home.cells[hole].store(moved, std::memory_order_relaxed);
       hole = at;
     }
-    shard.table[hole] = 0;
-    --shard.used;
+    home.cells[hole].store(0, std::memory_order_relaxed);
+    --segments_[home.segment].used;
   }
 
-  const std::uint32_t entries_max_;
-  const std::uint32_t shard_entries_max_;
-  std::atomic<std::uint32_t> entries_{0};  // Allocated, detached ones included; bounds the index.
-  std::atomic<std::uint64_t> in_table_{0};
+  static std::uint32_t CellsOf(const Segment& segment) {
+    const std::uint32_t mask = segment.mask.load(std::memory_order_relaxed);
+    return mask == 0 ? 0 : mask + 1;
+  }
+
+  // What Insert takes from its shard and Free gives back.
+  static PagePlace* AllocatePlaces(Shard& shard, std::size_t page_count, bool long_key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu) {
+    const std::size_t length = page_count + (long_key ? kKeyPlaces : 0);
+    if (length == 0) return nullptr;
+    PlaceSlab& slab = shard.slabs.try_emplace(length, length).first->second;
+    return slab.Allocate(&shard.places_bytes) + (long_key ? kKeyPlaces : 0);
+  }
+  static void FreePlaces(Shard& shard, PagePlace* places, std::size_t page_count, bool long_key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu) {
+    const std::size_t length = page_count + (long_key ? kKeyPlaces : 0);
+    if (length != 0) shard.slabs.at(length).Free(places - (long_key ? kKeyPlaces : 0));
+  }
+
+  const Shape shape_;
+  std::uint64_t (*const hash_)(NamespaceId, std::uint8_t, const BlockKey&);
+  const ReservedMemory entries_memory_;
+  const ReservedMemory cells_memory_;
+  BlockEntry* const entries_;                // By EntryId.
+  std::atomic<std::uint64_t>* const cells_;  // segment_cells_max each segment.
+  std::vector<Segment> segments_;            // Those of a shard side by side, under its lock.
   std::array<Shard, kShardCount> shards_;
+  std::atomic<std::uint32_t> blocks_{0};  // Allocated, detached ones included; bounds the index.
+  std::atomic<std::uint64_t> in_table_{0};
 };
 
 BlockIndex::BlockIndex(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -173,111 +294,104 @@ absl::StatusOr<std::unique_ptr<BlockIndex>> BlockIndex::Create(const Options& op
     return absl::InvalidArgumentError(
         absl::StrCat("index of ", options.entries_max, " blocks: want 1 to ", 1u << 31));
   }
-  return std::unique_ptr<BlockIndex>(new BlockIndex(std::make_unique<Impl>(options.entries_max)));
+  const Impl::Shape shape(options.entries_max);
+  KVMILL_ASSIGN_OR_RETURN(ReservedMemory entries, ReservedMemory::Create(shape.entries_bytes()));
+  KVMILL_ASSIGN_OR_RETURN(ReservedMemory cells, ReservedMemory::Create(shape.cells_bytes()));
+  return std::unique_ptr<BlockIndex>(
+      new BlockIndex(std::make_unique<Impl>(options, shape, std::move(entries), std::move(cells))));
 }
 
 absl::StatusOr<EntryId> BlockIndex::Insert(const BlockId& id, std::size_t page_count,
                                            absl::FunctionRef<void(BlockEntry&)> init) {
-  const std::uint64_t hash = HashOf(id);
-  Impl::Shard& shard = impl_->ShardAt(hash);
+  KVMILL_CHECK(page_count <= std::numeric_limits<std::uint16_t>::max());
+  const Impl::Home home = impl_->HomeOf(impl_->hash_(id.namespace_id, id.group, id.key));
+  Impl::Shard& shard = impl_->shards_[home.shard];
   MutexLock lock(shard.mu);
-  if (Impl::Probe(shard, hash, id) != kNone)
+  if (impl_->Probe(home, id.namespace_id, id.group, id.key) != kNone) {
     return absl::AlreadyExistsError("the block is in the index");
+  }
 
   const bool has_freed = shard.free_head != kNone;
-  if (impl_->entries_.fetch_add(1, std::memory_order_relaxed) >= impl_->entries_max_ ||
-      (!has_freed && shard.entry_count >= impl_->shard_entries_max_)) {
-    impl_->entries_.fetch_sub(1, std::memory_order_relaxed);
+  if (impl_->blocks_.fetch_add(1, std::memory_order_relaxed) >= impl_->shape_.blocks_max ||
+      (!has_freed && shard.entry_count >= impl_->shape_.shard_blocks_max) ||
+      !impl_->Reserve(home)) {
+    impl_->blocks_.fetch_sub(1, std::memory_order_relaxed);
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the index is full: at most ", impl_->entries_max_, " blocks; evict or remove some"));
+        "the index is full: at most ", impl_->shape_.blocks_max, " blocks; evict or remove some"));
   }
-  std::uint32_t local = 0;
-  if (has_freed) {
-    local = shard.free_head;
-    shard.free_head = shard.entry(local).inserted_at_s;
-  } else {
-    local = shard.entry_count++;
-    if (local / kChunkEntries == shard.chunks.size()) {
-      shard.chunks.push_back(std::make_unique<BlockEntry[]>(kChunkEntries));
-      shard.allocated_bytes += kChunkEntries * sizeof(BlockEntry);
-    }
-  }
-  BlockEntry& entry = shard.entry(local);
-  entry = BlockEntry{};
-  entry.id = id;
-  entry.hash = hash;
-  if (page_count > 0) {
-    PlaceSlab& slab = shard.slabs.try_emplace(page_count, page_count).first->second;
-    entry.pages = absl::MakeSpan(slab.Allocate(&shard.allocated_bytes), page_count);
+  const std::uint32_t local = has_freed ? shard.free_head : shard.entry_count++;
+  const EntryId entry_id = Impl::IdOf(home.shard, local);
+  BlockEntry& entry = impl_->EntryAt(entry_id);
+  if (has_freed) shard.free_head = entry.inserted_at_s;
+  new (&entry) BlockEntry();
+  entry.namespace_id_ = id.namespace_id;
+  entry.group_ = id.group;
+  entry.key_size_ = static_cast<std::uint8_t>(id.key.size());
+  entry.tag_ = home.tag;
+  std::memcpy(entry.key_.data(), id.key.data(), BlockEntry::kKeyBytesInline);
+  entry.page_count_ = static_cast<std::uint16_t>(page_count);
+  entry.places_ = Impl::AllocatePlaces(shard, page_count, entry.has_long_key());
+  if (entry.has_long_key()) {
+    std::memcpy(static_cast<void*>(entry.places_ - kKeyPlaces),
+                id.key.data() + BlockEntry::kKeyBytesInline,
+                kBlockKeyBytesMax - BlockEntry::kKeyBytesInline);
   }
   init(entry);
-  // At most three quarters full: linear probes stay short.
-  if ((shard.used + 1) * std::size_t{4} > shard.table.size() * 3) Impl::GrowTable(shard);
-  Impl::Place(shard.table, std::uint64_t{TagOf(hash)} << 32 | (local + 1));
-  ++shard.used;
+  impl_->Place(home, std::uint64_t{home.tag} << 32 | (local + 1));
   impl_->in_table_.fetch_add(1, std::memory_order_relaxed);
-  return Impl::IdOf(ShardOf(hash), local);
+  return entry_id;
 }
 
 bool BlockIndex::Find(const BlockId& id, absl::FunctionRef<void(EntryId, BlockEntry&)> use) {
-  const std::uint64_t hash = HashOf(id);
-  Impl::Shard& shard = impl_->ShardAt(hash);
-  MutexLock lock(shard.mu);
-  const std::uint32_t local = Impl::Probe(shard, hash, id);
+  const Impl::Home home = impl_->HomeOf(impl_->hash_(id.namespace_id, id.group, id.key));
+  MutexLock lock(impl_->shards_[home.shard].mu);
+  const std::uint32_t local = impl_->Probe(home, id.namespace_id, id.group, id.key);
   if (local == kNone) return false;
-  use(Impl::IdOf(ShardOf(hash), local), shard.entry(local));
+  const EntryId entry = Impl::IdOf(home.shard, local);
+  use(entry, impl_->EntryAt(entry));
   return true;
 }
 
 void BlockIndex::With(EntryId entry, absl::FunctionRef<void(BlockEntry&)> use) {
-  Impl::Shard& shard = impl_->shards_[entry & (kShardCount - 1)];
+  Impl::Shard& shard = impl_->ShardAt(entry);
   MutexLock lock(shard.mu);
-  KVMILL_DCHECK(Impl::LocalOf(entry) < shard.entry_count);
-  use(shard.entry(Impl::LocalOf(entry)));
+  BlockEntry& e = impl_->EntryAt(entry);
+  KVMILL_DCHECK(Impl::LocalOf(entry) < shard.entry_count && (e.flags & kFreed) == 0);
+  use(e);
 }
 
 void BlockIndex::FindBatch(NamespaceId namespace_id, std::uint8_t group,
                            absl::Span<const BlockKey> keys, absl::Span<Presence> found) const {
   KVMILL_CHECK(found.size() == keys.size());
   // Three passes over a slice, so that the cache misses of table and entry overlap: hash and
-  // prefetch the table cell; find the candidate by tag and prefetch its entry; compare the key.
+  // prefetch the table cell; guess the entry by its tag and prefetch it; lock and compare the key.
   constexpr std::size_t kSlice = 64;
-  std::array<std::uint64_t, kSlice> hashes;
-  std::array<std::uint32_t, kSlice> candidates;
-  BlockId id;
-  id.namespace_id = namespace_id;
-  id.group = group;
+  std::array<Impl::Home, kSlice> homes;
+  std::array<std::uint32_t, kSlice> guesses;
   for (std::size_t begin = 0; begin < keys.size(); begin += kSlice) {
     const std::size_t count = std::min(kSlice, keys.size() - begin);
     for (std::size_t i = 0; i < count; ++i) {
-      id.key = keys[begin + i];
-      hashes[i] = HashOf(id);
-      const Impl::Shard& shard = impl_->shards_[ShardOf(hashes[i])];
-      const std::uint64_t* table = shard.table_hint.load(std::memory_order_relaxed);
-      __builtin_prefetch(table +
-                         (TagOf(hashes[i]) & shard.mask_hint.load(std::memory_order_relaxed)));
+      homes[i] = impl_->HomeOf(impl_->hash_(namespace_id, group, keys[begin + i]));
+      __builtin_prefetch(homes[i].cells + (homes[i].tag & impl_->MaskOf(homes[i])));
     }
     for (std::size_t i = 0; i < count; ++i) {
-      const Impl::Shard& shard = impl_->shards_[ShardOf(hashes[i])];
-      MutexLock lock(shard.mu);
-      candidates[i] = Impl::Probe(shard, hashes[i], [](std::uint32_t) { return true; });
-      if (candidates[i] == kNone) continue;
-      const char* entry = reinterpret_cast<const char*>(&shard.entry(candidates[i]));
-      __builtin_prefetch(entry);
-      __builtin_prefetch(entry + 64);
+      guesses[i] = impl_->Probe(homes[i], [](std::uint32_t) { return true; });
+      if (guesses[i] == kNone) continue;
+      __builtin_prefetch(&impl_->EntryAt(Impl::IdOf(homes[i].shard, guesses[i])));
     }
     for (std::size_t i = 0; i < count; ++i) {
+      const BlockKey& key = keys[begin + i];
+      const Impl::Home& home = homes[i];
       found[begin + i] = Presence{};
-      if (candidates[i] == kNone) continue;
-      id.key = keys[begin + i];
-      const Impl::Shard& shard = impl_->shards_[ShardOf(hashes[i])];
-      MutexLock lock(shard.mu);
-      const BlockEntry* entry = &shard.entry(candidates[i]);
-      if ((entry->flags & kDetached) != 0 || !(entry->id == id)) {
-        // Another key with this tag, or it changed since: the full probe decides.
-        const std::uint32_t local = Impl::Probe(shard, hashes[i], id);
+      MutexLock lock(impl_->shards_[home.shard].mu);
+      const BlockEntry* entry = nullptr;
+      if (guesses[i] != kNone) entry = &impl_->EntryAt(Impl::IdOf(home.shard, guesses[i]));
+      if (entry == nullptr || (entry->flags & kDetached) != 0 ||
+          !entry->Is(namespace_id, group, key)) {
+        // Absent, or another key with this tag, or it changed since: the probe under the lock says.
+        const std::uint32_t local = impl_->Probe(home, namespace_id, group, key);
         if (local == kNone) continue;
-        entry = &shard.entry(local);
+        entry = &impl_->EntryAt(Impl::IdOf(home.shard, local));
       }
       found[begin + i] = Presence{entry->flags, entry->token_count};
     }
@@ -285,28 +399,28 @@ void BlockIndex::FindBatch(NamespaceId namespace_id, std::uint8_t group,
 }
 
 bool BlockIndex::Detach(EntryId entry, absl::FunctionRef<void(BlockEntry&)> use) {
-  Impl::Shard& shard = impl_->shards_[entry & (kShardCount - 1)];
+  Impl::Shard& shard = impl_->ShardAt(entry);
   MutexLock lock(shard.mu);
-  BlockEntry& e = shard.entry(Impl::LocalOf(entry));
+  BlockEntry& e = impl_->EntryAt(entry);
   if ((e.flags & kDetached) != 0) return false;
   use(e);
   e.flags |= kDetached;
-  Impl::EraseCell(shard, e.hash, Impl::LocalOf(entry));
+  impl_->EraseCell(impl_->HomeOf(entry & (kShardCount - 1), e.tag_), Impl::LocalOf(entry));
   impl_->in_table_.fetch_sub(1, std::memory_order_relaxed);
   return true;
 }
 
 void BlockIndex::Free(EntryId entry) {
-  Impl::Shard& shard = impl_->shards_[entry & (kShardCount - 1)];
+  Impl::Shard& shard = impl_->ShardAt(entry);
   MutexLock lock(shard.mu);
-  BlockEntry& e = shard.entry(Impl::LocalOf(entry));
-  KVMILL_CHECK((e.flags & kDetached) != 0 && e.references == 0);
-  if (!e.pages.empty()) shard.slabs.at(e.pages.size()).Free(e.pages.data());
+  BlockEntry& e = impl_->EntryAt(entry);
+  KVMILL_CHECK((e.flags & kDetached) != 0 && (e.flags & kFreed) == 0 && e.references == 0);
+  Impl::FreePlaces(shard, e.places_, e.page_count_, e.has_long_key());
   e = BlockEntry{};
-  e.flags = kDetached;
+  e.flags = kDetached | kFreed;
   e.inserted_at_s = shard.free_head;
   shard.free_head = Impl::LocalOf(entry);
-  impl_->entries_.fetch_sub(1, std::memory_order_relaxed);
+  impl_->blocks_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void BlockIndex::ForEach(absl::FunctionRef<bool(EntryId, const BlockEntry&)> visit) const {
@@ -318,7 +432,7 @@ void BlockIndex::ForEach(absl::FunctionRef<bool(EntryId, const BlockEntry&)> vis
       if (begin >= shard.entry_count) break;
       const std::uint32_t end = std::min(shard.entry_count, begin + kEntriesPerLock);
       for (std::uint32_t local = begin; local < end; ++local) {
-        const BlockEntry& entry = shard.entry(local);
+        const BlockEntry& entry = impl_->EntryAt(Impl::IdOf(s, local));
         if ((entry.flags & kDetached) != 0) continue;
         if (!visit(Impl::IdOf(s, local), entry)) return;
       }
@@ -326,15 +440,21 @@ void BlockIndex::ForEach(absl::FunctionRef<bool(EntryId, const BlockEntry&)> vis
   }
 }
 
-std::uint32_t BlockIndex::ids_max() const { return impl_->shard_entries_max_ << kShardBits; }
+std::uint32_t BlockIndex::ids_max() const { return impl_->shape_.shard_blocks_max << kShardBits; }
 
 std::uint64_t BlockIndex::size() const { return impl_->in_table_.load(std::memory_order_relaxed); }
 
 std::uint64_t BlockIndex::metadata_bytes() const {
-  std::uint64_t bytes = sizeof(Impl);
+  std::uint64_t bytes = sizeof(Impl) + impl_->segments_.size() * sizeof(Segment);
+  std::uint64_t entry_count_most = 0;
   for (const Impl::Shard& shard : impl_->shards_) {
     MutexLock lock(shard.mu);
-    bytes += shard.allocated_bytes;
+    bytes += shard.places_bytes;
+    entry_count_most = std::max<std::uint64_t>(entry_count_most, shard.entry_count);
+  }
+  bytes += (entry_count_most << kShardBits) * sizeof(BlockEntry);
+  for (const Segment& segment : impl_->segments_) {
+    bytes += Impl::CellsOf(segment) * sizeof(std::uint64_t);
   }
   return bytes;
 }

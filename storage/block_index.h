@@ -4,12 +4,17 @@
 // that stays valid until Free. Metadata budget: at most 192 bytes a block, key and table included,
 // plus 16 bytes a page (design: index); metadata_bytes() reports it.
 //
+// A lookup touches two cache lines: a cell of the table, and the entry, which is one line and holds
+// all that is compared. Both lie in memory reserved for entries_max blocks, so that growing moves
+// no entry and no address is read from memory. A table is cut into segments of at most a few
+// thousand blocks that grow one by one: no insert waits for more than one of them.
+//
 // Thread-safe. Entries are read and changed under their shard's lock only, inside the callbacks of
-// Find, With and ForEach; callbacks must be short and must not call the index, block or do I/O. No
-// rehash stalls a lookup for longer than one shard's table takes.
+// Find, With and ForEach; callbacks must be short and must not call the index, block or do I/O.
 #ifndef KVMILL_STORAGE_BLOCK_INDEX_H_
 #define KVMILL_STORAGE_BLOCK_INDEX_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -37,28 +42,52 @@ enum BlockFlags : std::uint8_t {
   kOnDisk = 2,     // The disk store has it.
   kUnwritten = 4,  // Waits for the disk or is being written: it must not leave host memory.
   kDetached = 8,   // Not in the table any more; lives on for its references.
+  kFreed = 16,     // The index's own: not a block at all.
 };
 
-struct BlockEntry {
-  BlockId id;
-  std::uint64_t hash = 0;
+class alignas(64) BlockEntry {
+ public:
+  BlockId id() const;
+  absl::Span<PagePlace> pages() {  // One a layer of the group.
+    return absl::MakeSpan(places_, page_count_);
+  }
+  absl::Span<const PagePlace> pages() const { return absl::MakeConstSpan(places_, page_count_); }
+
   std::uint32_t references = 0;     // Pins; pages of a referenced entry stay.
   std::uint32_t inserted_at_s = 0;  // Of the owner's clock.
   std::uint16_t token_count = 0;
-  std::uint8_t flags = 0;       // BlockFlags.
-  absl::Span<PagePlace> pages;  // One a layer of the group; storage belongs to the index.
+  std::uint8_t flags = 0;  // BlockFlags.
+
+ private:
+  friend class BlockIndex;
+  static constexpr std::size_t kKeyBytesInline = 32;
+
+  bool Is(NamespaceId namespace_id, std::uint8_t group, const BlockKey& key) const;
+  // A longer key continues in the two places before the first one.
+  bool has_long_key() const { return key_size_ > kKeyBytesInline; }
+
+  std::uint8_t group_ = 0;
+  std::uint8_t key_size_ = 0;
+  std::uint16_t page_count_ = 0;
+  NamespaceId namespace_id_ = 0;
+  std::uint32_t tag_ = 0;  // The high half of the hash.
+  PagePlace* places_ = nullptr;
+  std::array<std::byte, kKeyBytesInline> key_{};  // Zeros behind a shorter one.
 };
+static_assert(sizeof(BlockEntry) == 64);
 
 class BlockIndex {
  public:
   struct Options {
     std::uint32_t entries_max = 0;  // 1 to 2^31.
+    // For tests that need keys to collide.
+    std::uint64_t (*hash)(NamespaceId, std::uint8_t group, const BlockKey&) = &HashOf;
   };
   static absl::StatusOr<std::unique_ptr<BlockIndex>> Create(const Options& options);
   ~BlockIndex();
 
-  // Adds a block with `page_count` empty places; `init` fills the entry before anyone can find it.
-  // ALREADY_EXISTS, RESOURCE_EXHAUSTED (naming the limit).
+  // Adds a block with `page_count` (at most 65535) empty places; `init` fills the entry before
+  // anyone can find it. ALREADY_EXISTS, RESOURCE_EXHAUSTED (naming the limit).
   absl::StatusOr<EntryId> Insert(const BlockId& id, std::size_t page_count,
                                  absl::FunctionRef<void(BlockEntry&)> init);
 
@@ -80,7 +109,7 @@ class BlockIndex {
   // entry and places stay until Free. `use` is called under the same lock. False when it was
   // detached already.
   bool Detach(EntryId entry, absl::FunctionRef<void(BlockEntry&)> use);
-  // Gives a detached entry back. Its places must be empty, nobody may refer to it.
+  // Gives a detached entry back, once. Its places must be empty, nobody may refer to it.
   void Free(EntryId entry);
 
   // Visits blocks in the table, shard by shard, a bounded number under one lock; `visit` returns
@@ -89,7 +118,7 @@ class BlockIndex {
 
   std::uint32_t ids_max() const;         // Every EntryId is below; a little more than entries_max.
   std::uint64_t size() const;            // Blocks in the table.
-  std::uint64_t metadata_bytes() const;  // Everything the index has allocated.
+  std::uint64_t metadata_bytes() const;  // Everything the index has touched.
 
  private:
   class Impl;

@@ -90,7 +90,7 @@ absl::Status HostTier::AddNew(const NewBlock& block) {
                             e.token_count = block.token_count;
                             e.flags = block.flags;
                             e.inserted_at_s = NowSeconds();
-                            std::copy(block.places.begin(), block.places.end(), e.pages.begin());
+                            std::copy(block.places.begin(), block.places.end(), e.pages().begin());
                           }));
   policy_->Insert(entry, traits);
   CountHostBlock(block.places.size(), +1);
@@ -103,9 +103,9 @@ bool HostTier::AddLoaded(const BlockId& id, const BlockKey& parent,
   const EntryTraits traits = TraitsOf(id, parent, 0);
   EntryId entry = kNoEntry;
   index_.Find(id, [&](EntryId found, BlockEntry& e) {
-    if ((e.flags & kInHost) != 0 || e.pages.size() != places.size()) return;
+    if ((e.flags & kInHost) != 0 || e.pages().size() != places.size()) return;
     entry = found;
-    std::copy(places.begin(), places.end(), e.pages.begin());
+    std::copy(places.begin(), places.end(), e.pages().begin());
     e.flags |= kInHost;
     e.inserted_at_s = NowSeconds();
   });
@@ -130,9 +130,9 @@ std::uint8_t HostTier::RemoveLocked(EntryId entry) {
   std::size_t page_count = 0;
   const bool detached = index_.Detach(entry, [&](BlockEntry& e) {
     flags = e.flags;
-    page_count = e.pages.size();
+    page_count = e.pages().size();
     referenced = e.references != 0;
-    if (!referenced && (e.flags & kInHost) != 0) ReleasePages(e.pages);
+    if (!referenced && (e.flags & kInHost) != 0) ReleasePages(e.pages());
   });
   KVMILL_CHECK(detached);
   if ((flags & kInHost) != 0) {
@@ -161,11 +161,11 @@ bool HostTier::DropHostCopy(const BlockId& id) {
     if ((e.flags & kInHost) == 0 || e.references != 0) return;
     entry = found;
     dropped = true;
-    page_count = e.pages.size();
+    page_count = e.pages().size();
     gone = (e.flags & kOnDisk) == 0;
     if (gone) return;
     e.flags = static_cast<std::uint8_t>(e.flags & ~(kInHost | kUnwritten));
-    ReleasePages(e.pages);
+    ReleasePages(e.pages());
   });
   if (!dropped) return false;
   if (gone) {
@@ -198,7 +198,7 @@ void HostTier::Release(EntryId entry) {
     KVMILL_DCHECK(e.references > 0);
     --e.references;
     last = e.references == 0 && (e.flags & kDetached) != 0;
-    if (last) ReleasePages(e.pages);
+    if (last) ReleasePages(e.pages());
   });
   if (last) index_.Free(entry);
   RoomMayHaveComeFree();
@@ -228,14 +228,14 @@ HostTier::Evicted HostTier::Evict(std::uint64_t bytes, EvictReason reason) {
     EntryTraits traits;
     index_.With(victim, [&](BlockEntry& e) {
       referenced = e.references != 0;
-      traits.key_hash = e.hash;
+      traits.key_hash = HashOf(e.id());
       if (referenced) return;
-      page_count = e.pages.size();
-      for (const PagePlace& place : e.pages) victim_bytes += place.page_bytes;
+      page_count = e.pages().size();
+      for (const PagePlace& place : e.pages()) victim_bytes += place.page_bytes;
       age_s = now_s - std::min(now_s, e.inserted_at_s);
       e.flags = static_cast<std::uint8_t>(e.flags & ~kInHost);
       gone = (e.flags & kOnDisk) == 0;
-      ReleasePages(e.pages);
+      ReleasePages(e.pages());
     });
     if (referenced) {
       policy_->Insert(victim, traits);

@@ -118,8 +118,8 @@ bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, Bloc
     ++e.references;
     ref->token_count_ = e.token_count;
     ref->pages_.clear();
-    ref->pages_.reserve(e.pages.size());
-    for (const PagePlace& place : e.pages) {
+    ref->pages_.reserve(e.pages().size());
+    for (const PagePlace& place : e.pages()) {
       ref->pages_.push_back(pool_->Bytes(place.slot).first(place.page_bytes));
       bytes += place.page_bytes;
     }
@@ -172,7 +172,7 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
                        e.flags = kOnDisk;
                        e.inserted_at_s = now_s;
                        for (std::size_t i = 0; i < meta.page_bytes.size(); ++i) {
-                         e.pages[i].page_bytes = meta.page_bytes[i];
+                         e.pages()[i].page_bytes = meta.page_bytes[i];
                        }
                      })
             .status();
@@ -261,7 +261,7 @@ absl::Status TieredStore::MakeDurable(absl::Span<const BlockId> ids,
 absl::StatusOr<std::uint64_t> TieredStore::Flush() {
   std::vector<BlockId> unwritten;
   impl_->index_->ForEach([&](EntryId, const BlockEntry& e) {
-    if ((e.flags & kInHost) != 0 && (e.flags & kOnDisk) == 0) unwritten.push_back(e.id);
+    if ((e.flags & kInHost) != 0 && (e.flags & kOnDisk) == 0) unwritten.push_back(e.id());
     return true;
   });
   std::vector<absl::Status> results(unwritten.size());

@@ -50,7 +50,7 @@ absl::StatusOr<std::uint64_t> TieredStore::Remove(NamespaceId namespace_id,
 absl::StatusOr<std::uint64_t> TieredStore::Clear(NamespaceId namespace_id) {
   std::vector<BlockId> ids;
   impl_->index_->ForEach([&](EntryId, const BlockEntry& e) {
-    if (e.id.namespace_id == namespace_id) ids.push_back(e.id);
+    if (e.id().namespace_id == namespace_id) ids.push_back(e.id());
     return true;
   });
   {
@@ -82,11 +82,12 @@ void TieredStore::List(absl::FunctionRef<bool(const BlockInfo&)> visit) const {
   std::vector<BlockInfo> infos;
   impl_->index_->ForEach([&](EntryId, const BlockEntry& e) {
     BlockInfo info;
-    info.namespace_id = e.id.namespace_id;
-    info.group = e.id.group;
-    info.key = e.id.key;
+    const BlockId id = e.id();
+    info.namespace_id = id.namespace_id;
+    info.group = id.group;
+    info.key = id.key;
     info.tier = (e.flags & kInHost) != 0 ? Tier::kHost : Tier::kDisk;
-    for (const PagePlace& place : e.pages) info.bytes += place.page_bytes;
+    for (const PagePlace& place : e.pages()) info.bytes += place.page_bytes;
     info.age_s = now_s - std::min(now_s, e.inserted_at_s);
     info.leases = e.references;
     infos.push_back(info);
@@ -104,7 +105,7 @@ absl::StatusOr<TieredStore::VerifyResult> TieredStore::Verify() {
   };
   std::vector<Found> blocks;
   impl_->index_->ForEach([&](EntryId, const BlockEntry& e) {
-    blocks.push_back({e.id, e.flags});
+    blocks.push_back({e.id(), e.flags});
     return true;
   });
   VerifyResult result;

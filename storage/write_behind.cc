@@ -88,7 +88,7 @@ void WriteBehind::Write(const Job& job) {
     entry = found;
     ++e.references;
     meta.token_count = e.token_count;
-    for (const PagePlace& place : e.pages) {
+    for (const PagePlace& place : e.pages()) {
       meta.page_bytes.push_back(place.page_bytes);
       pages.push_back(pool_.Bytes(place.slot).first(place.page_bytes));
     }

@@ -33,9 +33,9 @@ absl::StatusOr<BlockKey> BlockKey::FromHex(absl::string_view hex) {
 
 std::string BlockKey::ToHex() const { return absl::BytesToHexString(view()); }
 
-std::uint64_t HashOf(const BlockId& id) {
-  const std::uint64_t seed = (std::uint64_t{id.namespace_id} << 8) | id.group;
-  return XXH3_64bits_withSeed(id.key.data(), id.key.size(), seed);
+std::uint64_t HashOf(NamespaceId namespace_id, std::uint8_t group, const BlockKey& key) {
+  const std::uint64_t seed = (std::uint64_t{namespace_id} << 8) | group;
+  return XXH3_64bits_withSeed(key.data(), key.size(), seed);
 }
 
 }  // namespace kvmill

@@ -30,6 +30,7 @@ class BlockKey {
 
   bool empty() const { return size_ == 0; }
   std::size_t size() const { return size_; }
+  // kBlockKeyBytesMax bytes, zeros behind the key.
   const std::byte* data() const { return bytes_.data(); }
   absl::string_view view() const {
     return absl::string_view(reinterpret_cast<const char*>(bytes_.data()), size_);
@@ -60,7 +61,8 @@ struct BlockId {
 };
 
 // 64-bit hash of all of it; equality is never decided by it.
-std::uint64_t HashOf(const BlockId& id);
+std::uint64_t HashOf(NamespaceId namespace_id, std::uint8_t group, const BlockKey& key);
+inline std::uint64_t HashOf(const BlockId& id) { return HashOf(id.namespace_id, id.group, id.key); }
 
 template <typename H>
 H AbslHashValue(H state, const BlockId& id) {

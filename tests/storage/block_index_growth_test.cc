@@ -23,13 +23,13 @@ TEST(BlockIndexGrowthTest, EveryBlockKeepsPlacesOfItsOwnPastSixtyFourChunksAShar
   const std::unique_ptr<BlockIndex> index = *BlockIndex::Create(options);
   for (std::uint32_t n = 0; n < kBlocks; ++n) {
     ASSERT_TRUE(
-        index->Insert(IdOf(n), 1, [n](BlockEntry& entry) { entry.pages[0].page_bytes = n + 1; })
+        index->Insert(IdOf(n), 1, [n](BlockEntry& entry) { entry.pages()[0].page_bytes = n + 1; })
             .ok());
   }
   for (std::uint32_t n = 0; n < kBlocks; ++n) {
     std::uint32_t found = 0;
     ASSERT_TRUE(index->Find(
-        IdOf(n), [&](EntryId, BlockEntry& entry) { found = entry.pages[0].page_bytes; }));
+        IdOf(n), [&](EntryId, BlockEntry& entry) { found = entry.pages()[0].page_bytes; }));
     ASSERT_EQ(found, n + 1);
   }
 }
