@@ -13,8 +13,10 @@
 #include "rocksdb/options.h"
 #include "rocksdb/statistics.h"
 #include "rocksdb/table.h"
+#include "storage/core/log.h"
 #include "storage/core/status_macros.h"
 #include "storage/disk_keys.h"
+#include "storage/rocks_crc32c.h"
 #include "storage/rocks_file_system.h"
 
 namespace kvmill {
@@ -41,7 +43,7 @@ rocksdb::DBOptions DatabaseOptions() {
   options.create_missing_column_families = true;
   options.atomic_flush = true;  // Meta and pages of a block survive together or not at all.
   options.avoid_flush_during_shutdown = true;  // The store flushes before it closes.
-  options.max_background_flushes = 3;
+  options.max_background_flushes = 1;
   options.max_background_compactions = 1;
   options.max_open_files = OpenFilesMax();
   options.skip_stats_update_on_db_open = true;
@@ -163,6 +165,10 @@ absl::Status ToStatus(const rocksdb::Status& status, absl::string_view what) {
 
 absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(
     const RocksDiskStoreOptions& options, std::uint64_t memtable_bytes, bool direct_io) {
+  if (!RocksUsesFastCrc32c()) {
+    LogWarning(
+        "disk tier: RocksDB computes checksums without the processor's instruction for them");
+  }
   std::unique_ptr<RocksDatabase> database(new RocksDatabase());
   database->statistics_ = rocksdb::CreateDBStatistics();
   database->statistics_->set_stats_level(rocksdb::StatsLevel::kExceptHistogramOrTimers);

@@ -19,6 +19,7 @@
 #include "storage/disk_directory.h"
 #include "storage/disk_id_locks.h"
 #include "storage/disk_keys.h"
+#include "storage/part_workers.h"
 #include "storage/rocks_blocks.h"
 #include "storage/rocks_database.h"
 #include "storage/rocks_epochs.h"
@@ -30,6 +31,9 @@ namespace {
 constexpr std::uint64_t kKiB = 1024;
 constexpr std::uint64_t kMiB = 1024 * kKiB;
 constexpr std::int64_t kResumeEveryMs = 1000;
+// Large enough for a disk's full rate, small enough that four of them overlap in a block of 4 MB.
+constexpr std::size_t kReadPartBytes = kMiB;
+constexpr std::size_t kReadWorkers = 2;
 // RocksDB's logs, manifest and options files.
 constexpr std::uint64_t kFixedFileBytes = kMiB;
 
@@ -63,7 +67,7 @@ absl::Status CheckOptions(const RocksDiskStoreOptions& options) {
 // Small ones stay in the processor's cache and are quickly reused; large caps get larger ones so
 // that an epoch is not more than some 256 files.
 std::uint64_t DefaultMemtableBytes(std::uint64_t epoch_bytes) {
-  const std::uint64_t wanted = std::clamp(epoch_bytes / 256, 16 * kMiB, 64 * kMiB);
+  const std::uint64_t wanted = std::clamp(epoch_bytes / 256, 32 * kMiB, 64 * kMiB);
   return std::max(std::min(wanted, epoch_bytes / 8), 256 * kKiB);
 }
 
@@ -163,6 +167,7 @@ class RocksDiskStoreImpl : public RocksDiskStore {
   std::unique_ptr<RocksEpochs> epochs_;
   DiskIdLocks locks_;
   RocksCounters counters_;
+  PartWorkers read_workers_{kReadWorkers};
   SharedFlush flush_;
   std::atomic<std::int64_t> resumed_ms_{0};  // Any stale value only moves a retry.
   Mutex callback_mutex_;
@@ -352,7 +357,25 @@ absl::Status RocksDiskStoreImpl::Read(const DiskBlockId& id, std::size_t first_p
     }
   }
   epochs_->Touch(located.entry.meta.epoch, located.entry.block_number);
-  return ReadPages(*database_, located.family, located.entry.block_number, first_page, out);
+
+  // A large block is read in parts: one is copied while the disk delivers the next.
+  std::vector<std::size_t> part_ends;  // Indices into `out`.
+  std::size_t part_bytes = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    part_bytes += out[i].size();
+    if (part_bytes >= kReadPartBytes || i + 1 == out.size()) {
+      part_ends.push_back(i + 1);
+      part_bytes = 0;
+    }
+  }
+  std::vector<absl::Status> statuses(part_ends.size());
+  read_workers_.Run(part_ends.size(), [&](std::size_t part) {
+    const std::size_t begin = part == 0 ? 0 : part_ends[part - 1];
+    statuses[part] = ReadPages(*database_, located.family, located.entry.block_number,
+                               first_page + begin, out.subspan(begin, part_ends[part] - begin));
+  });
+  for (absl::Status& status : statuses) KVMILL_RETURN_IF_ERROR(std::move(status));
+  return absl::OkStatus();
 }
 
 absl::Status RocksDiskStoreImpl::Remove(absl::Span<const DiskBlockId> ids) {

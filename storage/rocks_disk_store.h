@@ -34,7 +34,7 @@ struct RocksDiskStoreOptions {
   // A block survives the drop of its epoch when it was read since this many epochs have begun.
   std::uint32_t reinsert_window_epochs = 8;
   double reinsert_share = 0.75;      // Of an epoch, per drop; 0 (never) to 0.9.
-  std::uint64_t memtable_bytes = 0;  // 0: 16 MiB, more for large and less for small caps.
+  std::uint64_t memtable_bytes = 0;  // 0: 32 MiB, more for large and less for small caps.
   std::uint64_t meta_cache_bytes = std::uint64_t{32} << 20;
   bool direct_io = true;                // Where the file system supports it.
   std::uint32_t write_wait_ms = 30000;  // How long a Write waits for a flush or a drop at most.

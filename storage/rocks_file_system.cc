@@ -8,14 +8,17 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "storage/core/check.h"
+#include "storage/core/mutex.h"
 #include "storage/io_buffers.h"
 
 namespace kvmill {
@@ -60,13 +63,76 @@ int Open(const std::string& path, int flags, bool direct_io) {
   return fd;
 }
 
-// Collects what is appended and writes it in aligned pieces. The last piece is padded, and the file
-// cut to its length, by Sync and Close; what is appended later rewrites it.
+// Writes pieces on a thread of its own, which the first one starts, one at a time. One thread uses
+// it; a piece's memory belongs to it from Start() until Wait() returned.
+class BackgroundWrite {
+ public:
+  ~BackgroundWrite() {
+    if (!thread_.joinable()) return;
+    {
+      MutexLock lock(mu_);
+      stopping_ = true;
+    }
+    changed_.NotifyAll();
+    thread_.join();
+  }
+
+  // Only after Wait().
+  void Start(std::function<IOStatus()> piece) {
+    MutexLock lock(mu_);
+    KVMILL_CHECK(piece_ == nullptr);
+    piece_ = std::move(piece);
+    if (!thread_.joinable()) {
+      thread_ = std::thread([this] { Run(); });
+    }
+    changed_.NotifyAll();
+  }
+
+  // The result of the last piece, when it is written.
+  IOStatus Wait() {
+    MutexLock lock(mu_);
+    while (piece_ != nullptr) changed_.Wait(mu_);
+    return status_;
+  }
+
+ private:
+  void Run() {
+    MutexLock lock(mu_);
+    for (;;) {
+      while (piece_ == nullptr && !stopping_) changed_.Wait(mu_);
+      if (piece_ == nullptr) return;
+      mu_.Unlock();
+      IOStatus status = piece_();
+      mu_.Lock();
+      status_ = std::move(status);
+      piece_ = nullptr;
+      changed_.NotifyAll();
+    }
+  }
+
+  Mutex mu_;
+  CondVar changed_;
+  std::function<IOStatus()> piece_ ABSL_GUARDED_BY(mu_);  // Being written; null: none.
+  IOStatus status_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+// Collects what is appended and writes it in aligned pieces; one is filled, and checksummed by
+// RocksDB, while the one before is written. A piece's error is returned by the next call, and by
+// all after it: at the latest by Sync, before which nothing counts as durable. The last piece is
+// padded, and the file cut to its length, by Sync and Close; what is appended later rewrites it.
 class BlobWriter : public FSWritableFile {
  public:
-  BlobWriter(std::string path, int fd, IoBuffers::Buffer buffer, const FileOptions& options)
-      : FSWritableFile(options), path_(std::move(path)), fd_(fd), buffer_(std::move(buffer)) {}
+  BlobWriter(std::string path, int fd, IoBuffers& buffers, IoBuffers::Buffer buffer,
+             const FileOptions& options)
+      : FSWritableFile(options),
+        path_(std::move(path)),
+        fd_(fd),
+        buffers_(buffers),
+        buffer_(std::move(buffer)) {}
   ~BlobWriter() override {
+    static_cast<void>(write_.Wait());
     if (fd_ >= 0) close(fd_);
   }
 
@@ -81,10 +147,8 @@ class BlobWriter : public FSWritableFile {
       from += bytes;
       left -= bytes;
       if (buffered_bytes_ == kWriteBytes) {
-        IOStatus status = Write(kWriteBytes);
+        IOStatus status = WritePiece();
         if (!status.ok()) return status;
-        written_bytes_ += kWriteBytes;
-        buffered_bytes_ = 0;
       }
     }
     return IOStatus::OK();
@@ -116,12 +180,11 @@ class BlobWriter : public FSWritableFile {
   }
 
  private:
-  // The first `bytes` of the buffer, behind what is written.
-  IOStatus Write(std::size_t bytes) {
+  IOStatus Write(const char* data, std::size_t bytes, std::uint64_t offset) const {
     std::size_t done = 0;
     while (done < bytes) {
-      const ssize_t wrote = pwrite(fd_, buffer_.data() + done, bytes - done,
-                                   static_cast<off_t>(written_bytes_ + done));
+      const ssize_t wrote =
+          pwrite(fd_, data + done, bytes - done, static_cast<off_t>(offset + done));
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote < 0) return ErrnoStatus("write", path_, errno);
       // A disk that fills up writes what still fits; the next call says why. Direct I/O goes on
@@ -133,11 +196,31 @@ class BlobWriter : public FSWritableFile {
     return IOStatus::OK();
   }
 
+  // The full buffer goes to the background when the other one is written and can be filled.
+  IOStatus WritePiece() {
+    IOStatus status = write_.Wait();
+    if (!status.ok()) return status;
+    if (other_.empty()) other_ = buffers_.Acquire();
+    if (other_.empty()) {  // Memory is short: one buffer has to do.
+      status = Write(buffer_.data(), kWriteBytes, written_bytes_);
+      if (!status.ok()) return status;
+    } else {
+      std::swap(buffer_, other_);
+      write_.Start([this, data = other_.data(), offset = written_bytes_] {
+        return Write(data, kWriteBytes, offset);
+      });
+    }
+    written_bytes_ += kWriteBytes;
+    buffered_bytes_ = tail_bytes_ = 0;
+    return IOStatus::OK();
+  }
+
   IOStatus WriteTail() {
-    if (buffered_bytes_ == tail_bytes_) return IOStatus::OK();
+    IOStatus status = write_.Wait();
+    if (!status.ok() || buffered_bytes_ == tail_bytes_) return status;
     const std::size_t padded = RoundUp(buffered_bytes_);
     std::memset(buffer_.data() + buffered_bytes_, 0, padded - buffered_bytes_);
-    IOStatus status = Write(padded);
+    status = Write(buffer_.data(), padded, written_bytes_);
     if (!status.ok()) return status;
     if (padded != buffered_bytes_ &&
         ftruncate(fd_, static_cast<off_t>(written_bytes_ + buffered_bytes_)) != 0) {
@@ -149,10 +232,13 @@ class BlobWriter : public FSWritableFile {
 
   const std::string path_;
   int fd_;
-  IoBuffers::Buffer buffer_;
-  std::uint64_t written_bytes_ = 0;  // In the file, a multiple of kWriteBytes.
+  IoBuffers& buffers_;
+  IoBuffers::Buffer buffer_;         // Being filled.
+  IoBuffers::Buffer other_;          // Being written, or empty.
+  std::uint64_t written_bytes_ = 0;  // In the file or on the way, a multiple of kWriteBytes.
   std::size_t buffered_bytes_ = 0;   // In the buffer, behind written_bytes_.
   std::size_t tail_bytes_ = 0;       // Of these, in the file already.
+  BackgroundWrite write_;            // Last: it uses the others until it is gone.
 };
 
 class BlobReader : public FSRandomAccessFile {
@@ -257,7 +343,7 @@ class RocksFileSystem : public rocksdb::FileSystemWrapper {
     if (buffer.empty()) return ErrnoStatus("open", path, ENOMEM);
     const int fd = Open(path, O_RDWR | O_CREAT | O_TRUNC, direct_io_);
     if (fd < 0) return ErrnoStatus("open", path, errno);
-    *file = std::make_unique<BlobWriter>(path, fd, std::move(buffer), options);
+    *file = std::make_unique<BlobWriter>(path, fd, buffers_, std::move(buffer), options);
     return IOStatus::OK();
   }
 

@@ -35,6 +35,7 @@ LIBRARIES = {
     "openssl": ("openssl/",),
     "test": ("gtest/", "gmock/", "benchmark/"),
     "boost": ("boost/",),
+    "isal": ("isa-l/", "isa-l.h"),
 }
 
 # Of absl, kernels use only what has no cost and no state.
@@ -51,7 +52,7 @@ LAYERS = {
     "proto": ((), ("protobuf", "grpc")),
     "storage/core": (("kernels",), ("absl", "spdlog", "xxhash", "openssl")),
     "storage/device": (("storage/core", "kernels"), ("absl", "cuda")),
-    "storage": (("storage/core", "storage/device", "kernels"), ("absl", "rocksdb")),
+    "storage": (("storage/core", "storage/device", "kernels"), ("absl", "rocksdb", "isal")),
     "client/transport": (("storage/core", "storage/device", "kernels"), ("absl", "ucx", "openssl")),
     "client": (("proto", "storage/core", "kernels", "client/transport"), ("absl", "grpc", "protobuf")),
     "client/cli": (("client", "storage", "kernels"), ("absl", "cli11", "json")),
