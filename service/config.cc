@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -177,9 +178,13 @@ absl::Status ApplyYamlFile(const std::string& path, Config* config) {
   const auto at = [&](const YAML::Mark& mark, absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(path, ":", mark.line + 1, ": ", what));
   };
+  // yaml-cpp takes the end of a file for the end of a quoted value when only white space comes
+  // after the last character, and fails when that is the last one. No option's value ends in white
+  // space.
+  const std::string yaml(absl::StripTrailingAsciiWhitespace(text.str()));
   // yaml-cpp throws; nothing of it leaves this function.
   try {
-    const YAML::Node root = YAML::Load(text.str());
+    const YAML::Node root = YAML::Load(yaml);
     if (root.IsNull()) return absl::OkStatus();
     if (!root.IsMap()) return at(root.Mark(), "want a map of options");
     std::set<std::string> seen;
@@ -198,6 +203,9 @@ absl::Status ApplyYamlFile(const std::string& path, Config* config) {
       if (!status.ok()) return at(entry.second.Mark(), status.message());
     }
   } catch (const YAML::Exception& error) {
+    if (error.msg == YAML::ErrorMsg::EOF_IN_SCALAR) {
+      return at(error.mark, "the file ends inside a quoted value");
+    }
     return at(error.mark, error.msg);
   }
   return absl::OkStatus();

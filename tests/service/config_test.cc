@@ -1,0 +1,246 @@
+#include "service/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "service/flags.h"
+
+namespace kvmill {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+using ::testing::StartsWith;
+
+class ConfigFileTest : public testing::Test {
+ protected:
+  ConfigFileTest() {
+    std::string pattern = testing::TempDir() + "kvmill-config-XXXXXX";
+    directory_ = mkdtemp(pattern.data());
+  }
+  ~ConfigFileTest() override { std::filesystem::remove_all(directory_); }
+
+  absl::Status Apply(const std::string& yaml, Config* config) {
+    std::ofstream(path()) << yaml;
+    return ApplyYamlFile(path(), config);
+  }
+  std::string path() const { return directory_ + "/kvmilld.yaml"; }
+
+ private:
+  std::string directory_;
+};
+
+TEST_F(ConfigFileTest, ReadsScalarsOfEveryStyleAndLeavesTheRestAlone) {
+  Config config;
+  config.node_id = "kept";
+  ASSERT_TRUE(Apply("# it's a comment with a \" in it\n"
+                    "socket: '/run/it''s.sock'\n"
+                    "data_dir: \"/data \\\"x\\\"\"   # and another's\n"
+                    "host_bytes: 3GiB\n"
+                    "insecure: true\n"
+                    "log_level: warn\n"
+                    "encode_threads: 1024\n"
+                    "drain_timeout: 1m30s\n\n \t\r\n",
+                    &config)
+                  .ok());
+  EXPECT_EQ(config.socket, "/run/it's.sock");
+  EXPECT_EQ(config.data_dir, "/data \"x\"");
+  EXPECT_EQ(config.host_bytes, std::uint64_t{3} << 30);
+  EXPECT_TRUE(config.insecure);
+  EXPECT_EQ(config.log_level, "warn");
+  EXPECT_EQ(config.encode_threads, 1024u);
+  EXPECT_EQ(config.drain_timeout, absl::Seconds(90));
+  EXPECT_EQ(config.node_id, "kept");
+}
+
+TEST_F(ConfigFileTest, AnEmptyFileChangesNothing) {
+  for (const char* yaml : {"", "\n", "# nothing\n", "---\n"}) {
+    Config config;
+    EXPECT_TRUE(Apply(yaml, &config).ok()) << yaml;
+    EXPECT_EQ(ToYaml(config), ToYaml(Config())) << yaml;
+  }
+}
+
+// yaml-cpp by itself takes the first two and hands out a value that goes on to the end of the file.
+TEST_F(ConfigFileTest, AQuoteThatIsNeverClosedIsRefusedWithOneClearError) {
+  const struct {
+    const char* yaml;
+    int line;
+  } cases[] = {{"log_level: info\nsocket: \"/run/kvmill.sock\n", 2},
+               {"socket: '/run/kvmill.sock\nlog_level: info\n\n  \n", 2},
+               {"socket: \"/run/kvmill.sock", 1},
+               {"socket: '/run/it''s\r\n", 1},
+               {"socket: \"/run/x\\\"\n", 1},
+               {"\"socket: x\n", 1}};
+  for (const auto& c : cases) {
+    Config config;
+    const absl::Status status = Apply(c.yaml, &config);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.yaml;
+    EXPECT_EQ(status.message(),
+              path() + ":" + std::to_string(c.line) + ": the file ends inside a quoted value");
+    EXPECT_EQ(config.socket, "") << c.yaml;
+  }
+}
+
+TEST_F(ConfigFileTest, WhatIsNoMapOfKnownScalarsIsRefusedByFileAndLine) {
+  const struct {
+    const char* yaml;
+    const char* error;  // After "FILE:".
+  } cases[] = {
+      {"log_level: info\nhost_byte: 1GiB\n", "2: unknown key \"host_byte\""},
+      {"host-bytes: 1GiB\n", "1: unknown key \"host-bytes\""},
+      {"socket: a\nlisten: b:1\nsocket: c\n", "3: key \"socket\" again"},
+      {"socket: [a, b]\n", "1: key \"socket\": want a scalar"},
+      {"socket:\n  path: b\n", "1: key \"socket\": want a scalar"},
+      {"socket:\n", "1: key \"socket\": want a scalar"},
+      {"- socket\n", "1: want a map of options"},
+      {"socket\n", "1: want a map of options"},
+      {"[a]: b\n", "1: a key is not a scalar"},
+      {"socket: {a: b\n", "1: "},
+      {"\nhost_bytes: 1XiB\n", "2: host-bytes \"1XiB\": "},
+  };
+  for (const auto& c : cases) {
+    Config config;
+    const absl::Status status = Apply(c.yaml, &config);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.yaml;
+    EXPECT_THAT(std::string(status.message()), StartsWith(path() + ":" + c.error)) << c.yaml;
+  }
+  Config config;
+  const absl::Status absent = ApplyYamlFile(path() + ".absent", &config);
+  EXPECT_EQ(absent.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(absent.message()), HasSubstr(path() + ".absent"));
+}
+
+TEST_F(ConfigFileTest, ThePrintedConfigurationReadsBackToTheSame) {
+  Config config;
+  config.socket = "/run/a \"quoted\\path\": # [x]";
+  config.listen = "[::1]:0";
+  config.insecure = true;
+  config.data_dir = "it's";
+  config.host_bytes = 1000;
+  config.disk_bytes = std::uint64_t{3} << 40;
+  config.device = "cuda:3";
+  config.encode_threads = 7;
+  config.eviction_policy = "lru";
+  config.drain_timeout = absl::Milliseconds(2500);
+  Config back;
+  const std::string printed = ToYaml(config);
+  ASSERT_TRUE(Apply(printed, &back).ok()) << printed;
+  EXPECT_EQ(ToYaml(back), printed);
+  EXPECT_EQ(back.socket, config.socket);
+  EXPECT_EQ(back.drain_timeout, config.drain_timeout);
+}
+
+TEST(ConfigTest, BadValuesAreRefusedNamingOptionValueAndWhatIsAllowed) {
+  const struct {
+    const char* name;
+    const char* value;
+    const char* allowed;
+  } cases[] = {
+      {"host-bytes", "", "want a number with B, KiB"},
+      {"host-bytes", "-1", "want a number with B, KiB"},
+      {"host-bytes", "1.5B", "a whole number of bytes"},
+      {"host-bytes", "9999999TiB", "below 2^63"},
+      {"disk-bytes", "4 GiB", "want a number with B, KiB"},
+      {"gpu-bytes", "lots", "want a number with B, KiB"},
+      {"listen", "localhost", "no port; want HOST:PORT or [IPV6]:PORT"},
+      {"listen", "localhost:70000", "port \"70000\" is not a number from 0 to 65535"},
+      {"admin", "::1:80", "an IPv6 address needs brackets"},
+      {"metrics", ":80", "no host"},
+      {"insecure", "yes", "want true or false"},
+      {"device", "gpu", "want auto, host or cuda:N"},
+      {"device", "cuda:-1", "want auto, host or cuda:N"},
+      {"log-level", "loud", "want trace|debug|info|warn|error|off"},
+      {"encode-threads", "1025", "want a number from 0 to 1024"},
+      {"encode-threads", "-1", "want a number from 0 to 1024"},
+      {"eviction-policy", "mru", "want one of returns, lru, arc"},
+      {"drain-timeout", "5", "want a number with ms, s, m or h"},
+      {"drain-timeout", "-1s", "want a number with ms, s, m or h"},
+  };
+  for (const auto& c : cases) {
+    Config config;
+    const absl::Status status = SetOption(c.name, c.value, &config);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.name << " " << c.value;
+    const std::string message(status.message());
+    EXPECT_THAT(message, StartsWith(std::string(c.name) + " \"" + c.value + "\": "));
+    EXPECT_THAT(message, HasSubstr(c.allowed));
+    EXPECT_EQ(ToYaml(config), ToYaml(Config())) << "changed by " << c.name << " " << c.value;
+  }
+  Config config;
+  EXPECT_THAT(std::string(SetOption("host_bytes", "1", &config).message()),
+              HasSubstr("unknown option \"host_bytes\""));
+}
+
+TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
+  const auto check = [](const std::vector<std::pair<std::string, std::string>>& options) {
+    Config config;
+    config.socket = "/run/kvmill.sock";
+    for (const auto& [name, value] : options) {
+      EXPECT_TRUE(SetOption(name, value, &config).ok()) << name << " " << value;
+    }
+    const absl::Status status = CheckConfig(config);
+    return std::string(status.message());
+  };
+  EXPECT_EQ(check({}), "");
+  EXPECT_EQ(check({{"listen", "[::]:1"}, {"admin", "h:2"}, {"insecure", "true"}}), "");
+  EXPECT_THAT(check({{"listen", "0.0.0.0:7171"}}), HasSubstr("--listen 0.0.0.0:7171: "));
+  EXPECT_THAT(check({{"listen", "0.0.0.0:7171"}}), HasSubstr("needs --insecure"));
+  EXPECT_THAT(check({{"admin", "h:1"}}), HasSubstr("--admin h:1: "));
+  EXPECT_THAT(check({{"gpu-bytes", "2GiB"}}), HasSubstr("--gpu-bytes 2GiB: must be 0"));
+  EXPECT_THAT(check({{"device", "cuda:1"}}), HasSubstr("--device cuda:1: "));
+  EXPECT_THAT(check({{"cluster", "etcd://h:1"}}), HasSubstr("--cluster etcd://h:1: must be none"));
+  EXPECT_THAT(check({{"ucx", "h"}}), HasSubstr("--ucx h: "));
+  EXPECT_THAT(check({{"socket", std::string(200, 's')}}), HasSubstr("200 bytes, want 1 to 107"));
+}
+
+TEST(FlagsTest, BothSpellingsSwitchesAndOrder) {
+  const auto flags =
+      ParseFlags(std::vector<std::string>{"--host-bytes", "1GiB", "--socket=a=b", "--insecure",
+                                          "--config", "f.yaml", "--socket=", "--check-config"});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_THAT(flags->options, ElementsAre(Pair("host-bytes", "1GiB"), Pair("socket", "a=b"),
+                                          Pair("insecure", "true"), Pair("socket", "")));
+  EXPECT_EQ(flags->config_file, "f.yaml");
+  EXPECT_TRUE(flags->check_config);
+  EXPECT_FALSE(flags->print_config || flags->help || flags->version);
+}
+
+TEST(FlagsTest, BadArgumentsAreNamed) {
+  const struct {
+    std::vector<std::string> arguments;
+    const char* error;
+  } cases[] = {
+      {{"x"}, "unexpected argument \"x\""},
+      {{"-h"}, "unexpected argument \"-h\""},
+      {{"--host_bytes", "1"}, "unknown flag --host_bytes; see --help"},
+      {{"--"}, "unknown flag --; see --help"},
+      {{"--insecure=true"}, "--insecure takes no value"},
+      {{"--help=1"}, "--help takes no value"},
+      {{"--socket"}, "--socket needs a value"},
+      {{"--insecure", "--config"}, "--config needs a value"},
+  };
+  for (const auto& c : cases) {
+    const absl::Status status = ParseFlags(c.arguments).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.error;
+    EXPECT_EQ(status.message(), c.error);
+  }
+}
+
+TEST(FlagsTest, HelpNamesEveryOption) {
+  const std::string help = FlagsHelp();
+  for (const OptionInfo& option : ConfigOptions()) {
+    EXPECT_THAT(help, HasSubstr("  --" + option.name +
+                                (option.value_name.empty() ? " " : " " + option.value_name)));
+    EXPECT_THAT(help, HasSubstr(option.help));
+  }
+}
+
+}  // namespace
+}  // namespace kvmill
