@@ -5,14 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "tests/kernels/encode_budget.h"
 #include "tests/kernels/implementations.h"
 #include "tests/kernels/tile_inputs.h"
 #include "tests/kernels/tile_testing.h"
+#include "tests/long_form.h"
 
 namespace kvmill {
 namespace {
@@ -21,39 +22,13 @@ struct Source {
   DType dtype;
   std::uint32_t seed;
 };
-constexpr Source kSources[] = {{DType::kFloat16, 1}, {DType::kFloat16, 2}, {DType::kBFloat16, 3}};
 
-struct Tally {
-  std::size_t codes = 0;
-  std::size_t differing = 0;
-  std::vector<double> distances;
-};
-
-// Adds one tile to the tally.
-void Compare(const TileFormat& format, const Encoded& want, const Encoded& got, Tally& tally) {
-  const RecordLayout l = LayoutOf(format);
-  const std::size_t half = std::size_t{format.group} * format.head_dim;
-  const CodeDifferences k = CompareCodes(got.record.data() + l.k_codes,
-                                         want.record.data() + l.k_codes, half, format.key_bits);
-  const CodeDifferences v = CompareCodes(got.record.data() + l.v_codes,
-                                         want.record.data() + l.v_codes, half, format.value_bits);
-  EXPECT_LE(k.largest, 1u);
-  EXPECT_LE(v.largest, 1u);
-  tally.codes += 2 * half;
-  tally.differing += k.count + v.count;
-  const Decoded got_tile = Decode(ReferenceImplementation(), format, got.record);
-  const Decoded want_tile = Decode(ReferenceImplementation(), format, want.record);
-  tally.distances.push_back(RelativeError(got_tile.k, want_tile.k));
-  tally.distances.push_back(RelativeError(got_tile.v, want_tile.v));
-}
-
-void ExpectWithinBudget(Tally& tally) {
-  EXPECT_LE(static_cast<double>(tally.differing),
-            std::ceil(1e-5 * static_cast<double>(tally.codes)));
-  std::sort(tally.distances.begin(), tally.distances.end());
-  ASSERT_FALSE(tally.distances.empty());
-  EXPECT_LE(tally.distances[(tally.distances.size() - 1) * 99 / 100], 2.5e-3);
-  EXPECT_LE(tally.distances.back(), 2e-2);
+std::vector<Source> Sources() {
+  std::vector<Source> sources = {{DType::kFloat16, 1}, {DType::kFloat16, 2}, {DType::kBFloat16, 3}};
+  for (std::uint32_t seed = 100; seed < ShortOrLong(100u, 120u); ++seed) {
+    sources.push_back({seed % 2 == 0 ? DType::kFloat16 : DType::kBFloat16, seed});
+  }
+  return sources;
 }
 
 class EncodeEquivalenceTest : public testing::TestWithParam<std::size_t> {
@@ -64,7 +39,7 @@ class EncodeEquivalenceTest : public testing::TestWithParam<std::size_t> {
 TEST_P(EncodeEquivalenceTest, EveryLevelEncodesEveryKindOfInputAsTheReference) {
   std::map<std::string, Tally> tallies;
   for (const InputKind kind : kInputKinds) {
-    for (const Source& source : kSources) {
+    for (const Source& source : Sources()) {
       const TileInput input = MakeInput(format_, kind, source.dtype, source.seed);
       const Encoded want = Encode(ReferenceImplementation(), format_, input);
       for (const Implementation& cpu : CpuImplementations()) {
