@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "storage/eviction/policy.h"
+#include "tests/long_form.h"
 
 namespace kvmill {
 namespace {
@@ -167,7 +168,7 @@ class NaiveS3Fifo {
 template <class Naive>
 void ExpectSameOrder(std::string_view name) {
   constexpr std::uint32_t kCapacity = 50;
-  for (std::uint32_t seed = 1; seed <= 5; ++seed) {
+  for (std::uint32_t seed = 1; seed <= ShortOrLong(5u, 100u); ++seed) {
     SCOPED_TRACE(testing::Message() << name << ", seed " << seed);
     Tier tier(name, kCapacity, false, 5000);
     Naive naive(kCapacity);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "storage/eviction/policy.h"
+#include "tests/long_form.h"
 
 namespace kvmill {
 namespace {
@@ -125,7 +126,7 @@ class EveryPolicy : public ::testing::TestWithParam<std::string_view> {};
 TEST_P(EveryPolicy, AgreesWithAModelUnderRandomCalls) {
   for (const bool leaf_first : {true, false}) {
     for (const std::uint32_t entries : {1u, 2u, 7u, 64u, 300u}) {
-      for (std::uint32_t seed = 1; seed <= 4; ++seed) {
+      for (std::uint32_t seed = 1; seed <= ShortOrLong(4u, 100u); ++seed) {
         SCOPED_TRACE(testing::Message() << "leaf_first " << leaf_first << ", entries " << entries
                                         << ", seed " << seed);
         const std::uint32_t capacity = std::max(1u, entries * 3 / 4);

@@ -9,6 +9,8 @@
 #include <random>
 #include <string>
 
+#include "tests/long_form.h"
+
 namespace kvmill {
 namespace {
 
@@ -223,7 +225,7 @@ TEST(NamespaceTest, DecodeTakesAnyBytes) {
   const std::string good[] = {EncodeNamespace(Minimal()), EncodeNamespace(Llama()),
                               EncodeNamespace(Mixed())};
   int accepted = 0;
-  for (int round = 0; round < 20000; ++round) {
+  for (int round = 0; round < ShortOrLong(20000, 1'000'000); ++round) {
     std::string bytes = good[random() % 3];
     if (round % 4 == 0) {
       for (char& c : bytes) c = static_cast<char>(random());

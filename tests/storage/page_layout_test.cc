@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "storage/core/checksum.h"
+#include "tests/long_form.h"
 
 namespace kvmill {
 namespace {
@@ -259,7 +260,7 @@ TEST(PageLayoutTest, ParseTakesAnyBytes) {
   const std::vector<std::byte> good = MakePage(Identity(kMixed.size()), kMixed);
   const std::size_t covered = sizeof(PageHeader) + kMixed.size() * sizeof(PageSlot);
   int accepted = 0;
-  for (int round = 0; round < 20000; ++round) {
+  for (int round = 0; round < ShortOrLong(20000, 1'000'000); ++round) {
     std::vector<std::byte> page = good;
     if (round % 8 == 0) {
       page.resize(random() % 512);

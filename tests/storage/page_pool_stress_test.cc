@@ -12,6 +12,7 @@
 
 #include "storage/core/mutex.h"
 #include "storage/page_pool.h"
+#include "tests/long_form.h"
 
 namespace kvmill {
 namespace {
@@ -114,7 +115,8 @@ TEST(PagePoolStress, NoSlotsOverlapAndEverythingReturns) {
       held[i] = std::move(held.back());
       held.pop_back();
     };
-    for (int round = 0; round < 1500 && !::testing::Test::HasFatalFailure(); ++round) {
+    const int rounds = ShortOrLong(1500, 50'000);
+    for (int round = 0; round < rounds && !::testing::Test::HasFatalFailure(); ++round) {
       if (held.size() > 10 || (!held.empty() && random() % 2 == 0)) {
         release(random() % held.size());
         continue;
@@ -231,7 +233,7 @@ TEST(PagePoolStress, ReadersNeverTakeTornBytesForWhole) {
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < notices.size(); ++i) threads.emplace_back(write, i);
   for (std::uint64_t i = 0; i < 3; ++i) threads.emplace_back(read, i);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  std::this_thread::sleep_for(std::chrono::milliseconds(ShortOrLong(1500, 60'000)));
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
   EXPECT_GT(whole.load(), 0u);

@@ -19,12 +19,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/long_form.h"
 #include "tests/storage/disk_store_fixture.h"
 
 namespace kvmill {
 namespace {
 
-int rounds = 20;
+int rounds = ShortOrLong(20, 200);
 std::uint64_t seed = 1;
 
 constexpr std::size_t kPageBytes = 14 * 1024;

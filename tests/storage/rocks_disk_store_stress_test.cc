@@ -13,12 +13,13 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/long_form.h"
 #include "tests/storage/disk_store_fixture.h"
 
 namespace kvmill {
 namespace {
 
-int seconds = 4;
+int seconds = ShortOrLong(4, 120);
 std::uint64_t seed = 1;
 
 constexpr std::size_t kThreads = 4;

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <thread>
 
+#include "tests/long_form.h"
 #include "tests/storage/tiered_store_fixture.h"
 
 namespace kvmill {
@@ -228,7 +229,7 @@ TEST_F(TieredStoreDiskTest, RandomUseFromManyThreadsNeverShowsWrongBytes) {
   for (unsigned t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       std::mt19937 random(t);
-      for (int i = 0; i < 250 && !wrong; ++i) {
+      for (int i = 0; i < ShortOrLong(250, 10'000) && !wrong; ++i) {
         const std::uint64_t number = random() % kKeys;
         switch (random() % 8) {
           case 0:
