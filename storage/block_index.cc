@@ -46,7 +46,7 @@ class PlaceSlab {
   PagePlace* Allocate(std::uint64_t* allocated_bytes) {
     if (free_ == nullptr) Grow(allocated_bytes);
     PagePlace* array = free_;
-    std::memcpy(&free_, array, sizeof(free_));
+    std::memcpy(&free_, static_cast<const void*>(array), sizeof(free_));
     std::fill_n(array, length_, PagePlace{});
     return array;
   }
@@ -119,7 +119,8 @@ class BlockIndex::Impl {
           // Hashes fill shards unevenly: one sixteenth more is over eight standard deviations at
           // 16,384 entries a shard, and the constant covers small indexes.
           shard_blocks_max(entries_max / kShardCount + entries_max / kShardCount / 16 + 64),
-          segment_bits(std::bit_width((entries_max / kShardCount) / kSegmentBlocks)),
+          segment_bits(static_cast<std::uint32_t>(
+              std::bit_width((entries_max / kShardCount) / kSegmentBlocks))),
           // A segment that is full on average is at most half full, however uneven the hashes.
           segment_cells_max(
               std::max(kCellsMin, 4 * std::bit_ceil((shard_blocks_max >> segment_bits) / 2 + 1))) {}
@@ -134,7 +135,7 @@ class BlockIndex::Impl {
 
     std::uint32_t blocks_max;
     std::uint32_t shard_blocks_max;
-    int segment_bits;  // Of a shard.
+    std::uint32_t segment_bits;  // Of a shard.
     std::uint32_t segment_cells_max;
   };
 

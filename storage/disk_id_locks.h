@@ -50,8 +50,10 @@ class DiskIdLocks {
 
  private:
   bool AnyHeld(const std::vector<std::string>& keys) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return std::any_of(keys.begin(), keys.end(),
-                       [this](const std::string& key) { return held_.contains(key); });
+    for (const std::string& key : keys) {
+      if (held_.contains(key)) return true;
+    }
+    return false;
   }
 
   void Release(const std::vector<std::string>& keys) {

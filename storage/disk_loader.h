@@ -27,9 +27,9 @@ namespace kvmill {
 
 class DiskLoader {
  public:
-  DiskLoader(DiskStore& disk, PagePool& pool, BlockIndex& index, HostTier& host, const Clock& clock,
+  DiskLoader(DiskStore& disk, PagePool& pool, HostTier& host, const Clock& clock,
              StoreCounters& counters)
-      : disk_(disk), pool_(pool), index_(index), host_(host), clock_(clock), counters_(counters) {}
+      : disk_(disk), pool_(pool), host_(host), clock_(clock), counters_(counters) {}
 
   // Brings the block to host memory. OK: it was there a moment ago (it may have left again: look,
   // and retry). NOT_FOUND: it is not on disk, or was damaged. RESOURCE_EXHAUSTED: no room within
@@ -56,7 +56,6 @@ class DiskLoader {
 
   DiskStore& disk_;
   PagePool& pool_;
-  BlockIndex& index_;
   HostTier& host_;
   const Clock& clock_;
   StoreCounters& counters_;

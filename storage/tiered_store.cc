@@ -100,7 +100,7 @@ absl::Status TieredStore::Impl::Start() {
       }
       counters_.evicted(Tier::kDisk, EvictReason::kCapacity).Add(ids.size());
     });
-    loader_ = std::make_unique<DiskLoader>(*disk_, *pool_, *index_, *host_, clock_, counters_);
+    loader_ = std::make_unique<DiskLoader>(*disk_, *pool_, *host_, clock_, counters_);
     KVMILL_RETURN_IF_ERROR(RecoverFromDisk());
     write_behind_ = std::make_unique<WriteBehind>(*disk_, *pool_, *index_, *host_, namespaces_,
                                                   clock_, counters_);
