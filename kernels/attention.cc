@@ -136,14 +136,18 @@ void MergeAttention(absl::Span<const AttentionPart> parts, std::size_t row_count
       total += std::exp(static_cast<double>(part.log_sum_exp[r]) - static_cast<double>(largest));
     }
     const double merged = static_cast<double>(largest) + std::log(total);
-    // `output` may be one of the parts: channel by channel, and log_sum_exp[r] last.
-    for (std::size_t d = 0; d < head_dim; ++d) {
-      double sum = 0;
+    // `output` may be one of the parts: a piece is read from all of them before it is written, and
+    // log_sum_exp[r] comes last.
+    constexpr std::size_t kPiece = 64;
+    for (std::size_t first = 0; first < head_dim; first += kPiece) {
+      const std::size_t count = std::min(kPiece, head_dim - first);
+      double sums[kPiece] = {};
       for (const AttentionPart& part : parts) {
         const double weight = std::exp(static_cast<double>(part.log_sum_exp[r]) - merged);
-        sum += weight * static_cast<double>(part.output[r * head_dim + d]);
+        const float* from = part.output + r * head_dim + first;
+        for (std::size_t d = 0; d < count; ++d) sums[d] += weight * static_cast<double>(from[d]);
       }
-      row[d] = static_cast<float>(sum);
+      for (std::size_t d = 0; d < count; ++d) row[first + d] = static_cast<float>(sums[d]);
     }
     if (log_sum_exp != nullptr) log_sum_exp[r] = static_cast<float>(merged);
   }

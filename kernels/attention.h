@@ -12,7 +12,8 @@
 // frame. A table of raw blocks only is plain 16-bit attention: the same core is the baseline that
 // tiles are measured against.
 //
-// Reference: fp64 over decoded tiles, the oracle.
+// Reference: fp64 over decoded tiles, the oracle. Cpu: vectorized, runtime dispatch, agrees with
+// the reference within 1e-3 relative Frobenius distance over all outputs (about 1e-4 is typical).
 // Outputs come with their log-sum-exp, so that partial results over disjoint tokens (splits of one
 // sequence, another store, the engine's own attention) merge exactly: MergeAttention.
 //
@@ -28,6 +29,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -140,7 +143,38 @@ absl::Status ValidateAttention(const AttentionArgs& args);
 // fp64 over decoded tiles. Allocates the decoded heads: for tests, tools and the error column.
 void AttentionReference(const AttentionArgs& args);
 
-// A result over some of the tokens: fp32.
+// Threads that the caller lends.
+struct AttentionWorkers {
+  std::uint32_t count = 1;
+  // Calls work(context, w) once for each w = 0 .. count - 1, in any order, at the same time or not,
+  // and returns after the last has returned. Null: one after the other on the calling thread.
+  void (*run)(void* self, void (*work)(void* context, std::uint32_t worker),
+              void* context) = nullptr;
+  void* self = nullptr;
+};
+
+// A unit of work is (sequence, KV head, some queries, a run of blocks), shared by all query heads
+// of that KV head; workers take units as they finish others, and the last one to finish a piece
+// merges its runs. The result does not depend on who did what, but may differ in the last bits with
+// `workers.count`, which decides the runs. `scratch` is aligned to 64 bytes and holds
+// AttentionScratchBytes(args, workers.count), which does not grow with the length of a sequence.
+// At the level "SCALAR" (kernels/simd.h) this is the reference, which allocates.
+std::size_t AttentionScratchBytes(const AttentionArgs& args, std::uint32_t worker_count);
+void AttentionCpu(const AttentionArgs& args, const AttentionWorkers& workers,
+                  absl::Span<std::byte> scratch);
+
+// How AttentionCpu multiplies codes: "AMX" (int8 tiles), "VNNI" (int8 dot products), "AVX2" (int16
+// multiply-add), or "PORTABLE" (fp32, every SIMD level). Names() has those that this CPU can run at
+// the level in use (kernels/simd.h), best first; Name() is the one in use.
+std::vector<std::string_view> CpuAttentionNames();
+std::string_view CpuAttentionName();
+
+// For tests and benchmarks: from now on use `name` wherever the level in use can run it; "" goes
+// back to the best one. False, and nothing changes, if the name is not one of CpuAttentionNames().
+// Process-wide: not while another thread runs AttentionCpu.
+bool ForceCpuAttention(std::string_view name);
+
+// A result over some of the tokens: fp32, as AttentionCpu makes it.
 struct AttentionPart {
   const float* output = nullptr;       // [row_count][head_dim].
   const float* log_sum_exp = nullptr;  // [row_count].

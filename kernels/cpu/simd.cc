@@ -1,7 +1,9 @@
 #include "kernels/simd.h"
 
+#include <atomic>
 #include <cstdint>
 
+#include "kernels/cpu/level.h"
 #include "kernels/cpu/targets.h"
 
 // After targets.h.
@@ -17,12 +19,20 @@ const std::vector<std::int64_t>& Targets() {
   return targets;
 }
 
+std::atomic<std::int64_t>& Level() {
+  static std::atomic<std::int64_t> level{Targets().front()};
+  return level;
+}
+
 void Use(std::int64_t target_or_zero) {
   hwy::SetSupportedTargetsForTest(target_or_zero);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  Level().store(hwy::SupportedAndGeneratedTargets().front(), std::memory_order_relaxed);
 }
 
 }  // namespace
+
+std::int64_t LevelInUse() { return Level().load(std::memory_order_relaxed); }
 
 std::vector<std::string_view> CpuSimdNames() {
   std::vector<std::string_view> names;
