@@ -212,14 +212,14 @@ absl::Status ApplyYamlFile(const std::string& path, Config* config) {
 }
 
 std::string ToYaml(const Config& config) {
-  std::string yaml;
+  YAML::Emitter out;
+  out << YAML::BeginMap;
   for (const Option& option : Options()) {
-    // A JSON string is a YAML scalar; the values need no escapes but these.
-    const std::string value =
-        absl::StrReplaceAll(option.get(config), {{"\\", "\\\\"}, {"\"", "\\\""}});
-    absl::StrAppend(&yaml, KeyOf(option.info.name), ": \"", value, "\"\n");
+    out << YAML::Key << KeyOf(option.info.name) << YAML::Value << YAML::DoubleQuoted
+        << option.get(config);
   }
-  return yaml;
+  out << YAML::EndMap;
+  return absl::StrCat(out.c_str(), "\n");
 }
 
 absl::Status CheckConfig(const Config& config) {

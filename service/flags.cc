@@ -1,87 +1,80 @@
 #include "service/flags.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <memory>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "service/config.h"
 
 namespace kvmill {
 namespace {
 
-constexpr const char* kSwitches[][2] = {
-    {"check-config", "Check the configuration and exit."},
-    {"print-config", "Print the configuration as YAML and exit."},
-    {"help", "Print this and exit."},
-    {"version", "Print the version and exit."},
-};
+constexpr char kFooter[] =
+    "Sizes take B, KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000); durations ms, s, m, h.\n"
+    "Flags win over the file. Example: kvmilld --data-dir /var/lib/kvmill --host-bytes 16GiB";
 
-std::string HelpLine(const std::string& name, const std::string& value_name,
-                     const std::string& help) {
-  std::string line = absl::StrCat("  --", name, value_name.empty() ? "" : " ", value_name);
-  line.resize(std::max<std::size_t>(line.size() + 2, 34), ' ');
-  return absl::StrCat(line, help, "\n");
+// The parser; what it finds goes to `flags`, which must outlive it.
+std::unique_ptr<CLI::App> MakeParser(Flags* flags) {
+  auto app = std::make_unique<CLI::App>(
+      "kvmilld: stores KV-cache blocks of this node's engines as KVarN tiles.", "kvmilld");
+  app->set_help_flag();  // Ours below: help is not an error here.
+  app->footer(kFooter);
+  app->get_formatter()->column_width(44);
+  app->add_option("--config", flags->config_file,
+                  "YAML file; its keys are the flags with underscores")
+      ->type_name("FILE");
+  for (const OptionInfo& option : ConfigOptions()) {
+    const std::string name = option.name;
+    if (option.value_name.empty()) {
+      app->add_flag_callback(
+          "--" + name, [flags, name] { flags->options.emplace_back(name, "true"); }, option.help);
+      continue;
+    }
+    app->add_option_function<std::string>(
+           "--" + name,
+           [flags, name](const std::string& value) {
+             if (value.rfind("--", 0) == 0) {  // The next flag, taken for a forgotten value.
+               throw CLI::ValidationError("--" + name, "needs a value, not " + value);
+             }
+             flags->options.emplace_back(name, value);
+           },
+           option.help)
+        ->type_name(option.value_name)
+        ->take_last();
+  }
+  app->add_flag("--check-config", flags->check_config, "Check the configuration and exit");
+  app->add_flag("--print-config", flags->print_config, "Print the configuration as YAML and exit");
+  app->add_flag("--help,-h", flags->help, "Print this and exit");
+  app->add_flag("--version", flags->version, "Print the version and exit");
+  return app;
 }
 
 }  // namespace
 
 absl::StatusOr<Flags> ParseFlags(absl::Span<const std::string> arguments) {
   Flags flags;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const std::string& argument = arguments[i];
-    if (!absl::StartsWith(argument, "--")) {
-      return absl::InvalidArgumentError(absl::StrCat("unexpected argument \"", argument, "\""));
-    }
-    const std::size_t equals = argument.find('=');
-    const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
-    const auto& options = ConfigOptions();
-    const auto option = std::find_if(options.begin(), options.end(),
-                                     [&](const OptionInfo& o) { return o.name == name; });
-    const bool known_switch = std::any_of(std::begin(kSwitches), std::end(kSwitches),
-                                          [&](const auto& known) { return name == known[0]; }) ||
-                              (option != options.end() && option->value_name.empty());
-    if (known_switch) {
-      if (equals != std::string::npos) {
-        return absl::InvalidArgumentError(absl::StrCat("--", name, " takes no value"));
-      }
-      flags.check_config = flags.check_config || name == "check-config";
-      flags.print_config = flags.print_config || name == "print-config";
-      flags.help = flags.help || name == "help";
-      flags.version = flags.version || name == "version";
-      if (option != options.end()) flags.options.emplace_back(name, "true");
-      continue;
-    }
-    if (name != "config" && option == options.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("unknown flag --", name, "; see --help"));
-    }
-    std::string value;
-    if (equals != std::string::npos) {
-      value = argument.substr(equals + 1);
-    } else if (++i < arguments.size()) {
-      value = arguments[i];
+  const std::unique_ptr<CLI::App> app = MakeParser(&flags);
+  std::vector<std::string> reversed;  // As CLI11 wants them.
+  for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
+    if (argument->rfind("--", 0) == 0 && argument->back() == '=') {
+      // `--name=` means the empty value; CLI11 would take the next argument instead.
+      reversed.emplace_back();
+      reversed.push_back(argument->substr(0, argument->size() - 1));
     } else {
-      return absl::InvalidArgumentError(absl::StrCat("--", name, " needs a value"));
+      reversed.push_back(*argument);
     }
-    if (name == "config") {
-      flags.config_file = value;
-    } else {
-      flags.options.emplace_back(name, value);
-    }
+  }
+  try {  // CLI11 throws; nothing of it leaves this function.
+    app->parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(std::string(error.what()) + " (see kvmilld --help)");
   }
   return flags;
 }
 
 std::string FlagsHelp() {
-  std::string help =
-      "kvmilld: stores KV-cache blocks of this node's engines as KVarN tiles.\n"
-      "Usage: kvmilld [flags]\n\n";
-  help += HelpLine("config", "FILE", "YAML file; its keys are the flags with underscores.");
-  for (const OptionInfo& option : ConfigOptions()) {
-    help += HelpLine(option.name, option.value_name, option.help);
-  }
-  for (const auto& known : kSwitches) help += HelpLine(known[0], "", known[1]);
-  help += "\nSizes take B, KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000).\n";
-  return help;
+  Flags flags;
+  return MakeParser(&flags)->help();
 }
 
 }  // namespace kvmill

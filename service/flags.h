@@ -17,12 +17,12 @@ struct Flags {
   bool print_config = false;
   bool help = false;
   bool version = false;
-  // (option name, value) of the others, in order: for SetOption, after the file.
+  // (option name, value) of the others, for SetOption, after the file. Of a repeated one the last.
   std::vector<std::pair<std::string, std::string>> options;
 };
 
 // `--name value`, `--name=value`, and `--name` for switches. INVALID_ARGUMENT naming the argument:
-// an unknown one, a value that is missing or not wanted.
+// an unknown one, a value that is missing.
 absl::StatusOr<Flags> ParseFlags(absl::Span<const std::string> arguments);
 
 // The text of --help.

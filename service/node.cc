@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
@@ -50,20 +51,6 @@ absl::StatusOr<std::string> MakeBootId() {
     return absl::InternalError("getrandom gave no boot id");
   }
   return id;
-}
-
-std::string JsonString(absl::string_view text) {
-  std::string json = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      json += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppend(&json, "\\u", absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad4));
-    } else {
-      json.push_back(c);
-    }
-  }
-  return json + "\"";
 }
 
 void SetCommonArguments(grpc::ServerBuilder& builder) {
@@ -231,19 +218,22 @@ absl::Status Node::Impl::StartHttp() {
 }
 
 std::string Node::Impl::ReadyLine() const {
-  std::string line = "{\"ready\":true";
-  for (const auto& [name, value] : std::vector<std::pair<const char*, std::string>>{
-           {"version", kSoftwareVersion},
-           {"boot_id", context_->boot_id_hex},
-           {"device", context_->device},
-           {"socket", config_.socket},
-           {"listen", listen_address_},
-           {"admin", admin_address_},
-           {"metrics", http_ == nullptr ? "" : http_->address().ToString()},
-           {"data_dir", config_.data_dir}}) {
-    absl::StrAppend(&line, ",\"", name, "\":", value.empty() ? "null" : JsonString(value));
-  }
-  return line + "}";
+  const auto text_or_null = [](const std::string& text) {
+    return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
+  };
+  const nlohmann::ordered_json line = {
+      {"ready", true},
+      {"version", kSoftwareVersion},
+      {"boot_id", context_->boot_id_hex},
+      {"device", context_->device},
+      {"socket", config_.socket},
+      {"listen", text_or_null(listen_address_)},
+      {"admin", text_or_null(admin_address_)},
+      {"metrics", text_or_null(http_ == nullptr ? "" : http_->address().ToString())},
+      {"data_dir", text_or_null(config_.data_dir)},
+  };
+  // Paths may be any bytes; JSON is UTF-8.
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 void Node::Impl::StartDraining() {

@@ -58,7 +58,7 @@ LAYERS = {
     "client/cli": (("client", "storage", "kernels"), ("absl", "cli11", "json")),
     "client/eval": (("client", "storage", "kernels"), ("absl", "cli11", "json")),
     "service": (("client", "storage", "kernels", "proto"),
-                ("absl", "grpc", "protobuf", "prometheus", "http", "yaml")),
+                ("absl", "grpc", "protobuf", "prometheus", "http", "yaml", "cli11", "json")),
     "tests": (ANY, tuple(LIBRARIES)),
 }
 
@@ -210,7 +210,8 @@ def self_test():
         ("client/cli/a.cc", '"google/protobuf/message.h"'),
         ("client/cli/a.cc", '"kvmill/v1/cache.grpc.pb.h"'),
         ("client/cli/a.cc", "<prometheus/registry.h>"),
-        ("service/a.cc", "<CLI/CLI.hpp>"),
+        ("storage/a.cc", "<CLI/CLI.hpp>"),
+        ("client/a.cc", "<nlohmann/json.hpp>"),
         ("service/a.cc", '"rocksdb/db.h"'),
         ("service/a.cc", '"tests/support/fake.h"'),
         ("service/a.cc", "<ucp/api/ucp.h>"),
@@ -239,6 +240,8 @@ def self_test():
         ("client/cli/a.cc", "<CLI/CLI.hpp>"),
         ("service/a.cc", '"client/client.h"'),
         ("service/a.cc", "<httplib.h>"),
+        ("service/a.cc", "<CLI/CLI.hpp>"),
+        ("service/a.cc", "<nlohmann/json.hpp>"),
         ("service/a.cc", "<sys/socket.h>"),
         ("tests/a_test.cc", '"service/node.h"'),
         ("tests/a_test.cc", '"gtest/gtest.h"'),
