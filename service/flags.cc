@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "service/config.h"
 
 namespace kvmill {
@@ -56,13 +57,19 @@ absl::StatusOr<Flags> ParseFlags(absl::Span<const std::string> arguments) {
   const std::unique_ptr<CLI::App> app = MakeParser(&flags);
   std::vector<std::string> reversed;  // As CLI11 wants them.
   for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
-    if (argument->rfind("--", 0) == 0 && argument->back() == '=') {
-      // `--name=` means the empty value; CLI11 would take the next argument instead.
-      reversed.emplace_back();
-      reversed.push_back(argument->substr(0, argument->size() - 1));
-    } else {
+    const std::size_t equals = argument->find('=');
+    const std::string name = argument->substr(0, equals);
+    const CLI::Option* option = app->get_option_no_throw(name);
+    if (option == nullptr || equals == std::string::npos) {
       reversed.push_back(*argument);
+      continue;
     }
+    if (option->get_items_expected_max() == 0) {  // CLI11 would take `--insecure=yes`.
+      return absl::InvalidArgumentError(absl::StrCat(name, " takes no value"));
+    }
+    // Apart, so that `--name=` is the empty value; CLI11 would take the next argument instead.
+    reversed.push_back(argument->substr(equals + 1));
+    reversed.push_back(name);
   }
   try {  // CLI11 throws; nothing of it leaves this function.
     app->parse(reversed);
