@@ -101,8 +101,9 @@ class BackgroundWrite {
     for (;;) {
       while (piece_ == nullptr && !stopping_) changed_.Wait(mu_);
       if (piece_ == nullptr) return;
+      const std::function<IOStatus()> piece = piece_;  // The original says that it is not done.
       mu_.Unlock();
-      IOStatus status = piece_();
+      IOStatus status = piece();
       mu_.Lock();
       status_ = std::move(status);
       piece_ = nullptr;

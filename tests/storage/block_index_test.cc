@@ -107,7 +107,7 @@ TEST(BlockIndexTest, KeysWithOneHashAreDifferentBlocks) {
   std::map<std::uint64_t, EntryId> entries;
   for (std::uint64_t i = 0; i < 40; ++i) entries[i] = *Add(*index, i);
   // Holes in the middle of the run, and one entry used again by another key.
-  for (const std::uint64_t i : {0, 7, 8, 20, 39}) {
+  for (const std::uint64_t i : {0u, 7u, 8u, 20u, 39u}) {
     Drop(*index, entries[i]);
     entries.erase(i);
   }

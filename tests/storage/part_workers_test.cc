@@ -11,7 +11,7 @@ namespace kvmill {
 namespace {
 
 TEST(PartWorkersTest, EveryPartIsDoneOnceBeforeRunReturns) {
-  for (const std::size_t thread_count : {0, 1, 3}) {
+  for (const std::size_t thread_count : {0u, 1u, 3u}) {
     PartWorkers workers(thread_count);
     for (std::size_t part_count = 0; part_count < 20; ++part_count) {
       std::vector<std::atomic<int>> calls(part_count);

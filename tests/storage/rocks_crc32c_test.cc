@@ -39,7 +39,8 @@ TEST(RocksCrc32cTest, EqualsTheLoopAtEveryLengthOffsetAndCut) {
   std::uint32_t state = 1;
   for (char& c : data) c = static_cast<char>((state = state * 1664525u + 1013904223u) >> 24);
   for (std::size_t offset = 0; offset < 17; ++offset) {
-    for (const std::size_t bytes : {1, 2, 7, 8, 15, 16, 63, 64, 65, 255, 1023, 1024, 4096, 4183}) {
+    for (const std::size_t bytes :
+         {1u, 2u, 7u, 8u, 15u, 16u, 63u, 64u, 65u, 255u, 1023u, 1024u, 4096u, 4183u}) {
       const std::string part = data.substr(offset, bytes);
       const std::uint32_t want = Crc32cByBits(0, part);
       const char* const at = data.data() + offset;
