@@ -2,9 +2,9 @@
 //
 // Rotate (x·H), variance-normalize on both axes, quantize, absorb scales, pack: arXiv:2606.03458,
 // sections as in docs/formats.md. All arithmetic is fp32. Implementations: `Reference` is the
-// oracle (obvious loops); `Cpu` is vectorized with runtime dispatch. They agree in codes up to 1e-5
-// of them (each off by one) and in decoded tiles up to 2e-2 relative Frobenius (p99 2.5e-3):
-// records are never compared bit by bit between implementations.
+// oracle (obvious loops); `Cpu` is vectorized with runtime dispatch; `Cuda` runs on a device. They
+// agree in codes up to 1e-5 of them (each off by one) and in decoded tiles up to 2e-2 relative
+// Frobenius (p99 2.5e-3): records are never compared bit by bit between implementations.
 //
 // Pure functions over the caller's memory: thread-safe, no allocation, no global state.
 #ifndef KVMILL_KERNELS_ENCODE_H_
@@ -17,6 +17,8 @@
 #include "absl/types/span.h"
 #include "kernels/engine_pages.h"
 #include "kernels/tile_format.h"
+
+struct CUstream_st;  // What a cudaStream_t points to.
 
 namespace kvmill {
 
@@ -55,6 +57,14 @@ void EncodeTilesReference(const TileFormat& format, Frame frame, absl::Span<cons
                           absl::Span<EncodeResult> results, absl::Span<std::byte> scratch);
 void EncodeTilesCpu(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
                     absl::Span<EncodeResult> results, absl::Span<std::byte> scratch);
+
+// The same on a device, where `tiles`, `results` and everything that `tiles` points to (pages,
+// records, and the lists of page pointers) must be readable and writable; it stays so until the
+// stream has got there. Enqueues one kernel: no allocation, no synchronization, legal while the
+// stream is captured into a graph. INVALID_ARGUMENT for a bad format, INTERNAL when the launch
+// fails, UNIMPLEMENTED in builds without CUDA.
+absl::Status EncodeTilesCuda(const TileFormat& format, Frame frame, const EncodeArgs* tiles,
+                             std::size_t tile_count, EncodeResult* results, CUstream_st* stream);
 
 // Where the first NaN or infinity of one head is: by token; in a token K before V, then by channel.
 // Slow path, for the error message.

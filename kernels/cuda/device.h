@@ -203,8 +203,8 @@ unsigned Ballot(unsigned mask, bool value, KVMILL_SITE);
 unsigned ReduceMax(unsigned mask, unsigned value, KVMILL_SITE);
 unsigned ReduceMin(unsigned mask, unsigned value, KVMILL_SITE);
 
-float Fma(float a, float b, float c);
-float Sqrt(float x);
+KVMILL_DEVICE float Fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+KVMILL_DEVICE float Sqrt(float x) { return __builtin_sqrtf(x); }
 KVMILL_DEVICE float Min(float a, float b) { return b < a || a != a ? b : a; }
 KVMILL_DEVICE float Max(float a, float b) { return b > a || a != a ? b : a; }
 float Exp2(float x);

@@ -1,4 +1,5 @@
 // The host form of kernels/cuda/device.h.
+#include <climits>
 #include <cmath>
 #include <cstring>
 
@@ -202,11 +203,14 @@ unsigned ReduceMin(unsigned mask, unsigned value, const char* file, int line) {
   return value;
 }
 
-float Fma(float a, float b, float c) { return std::fma(a, b, c); }
-float Sqrt(float x) { return std::sqrt(x); }
 float Exp2(float x) { return std::exp2(x); }
 float Log2(float x) { return std::log2(x); }
-int RoundToInt(float x) { return static_cast<int>(std::nearbyint(x)); }
+int RoundToInt(float x) {  // Saturates, as cvt does; NaN is 0.
+  if (std::isnan(x)) return 0;
+  if (x >= 2147483648.0f) return INT_MAX;
+  if (x < -2147483648.0f) return INT_MIN;
+  return static_cast<int>(std::nearbyint(x));
+}
 
 float HalfToFloat(std::uint16_t h) { return Float16ToFloat(h); }
 std::uint16_t FloatToHalf(float x) { return FloatToFloat16(x); }
