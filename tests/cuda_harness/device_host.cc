@@ -25,9 +25,7 @@ constexpr char kSyncThreads = 0, kSyncThreadsOr = 0, kSyncWarp = 0, kShuffle = 0
 
 template <typename Function>
 void ForEachLane(unsigned mask, Function function) {
-  for (unsigned lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1u) != 0) function(lane);
-  }
+  for (; mask != 0; mask &= mask - 1) function(static_cast<unsigned>(__builtin_ctz(mask)));
 }
 
 struct ShufflePayload {

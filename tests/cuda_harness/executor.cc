@@ -31,6 +31,10 @@ std::string AtSite(const Site& site) {
   return site.line == 0 ? name : name + ":" + std::to_string(site.line);
 }
 
+bool IsSame(const Site& a, const Site& b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
+
 void Add(const Knowledge& from, Knowledge& to) {
   for (const auto& [block, barriers] : from) to[block] = std::max(to[block], barriers);
 }
@@ -103,6 +107,7 @@ void Executor::RunBlock(unsigned block) {
   barrier_value_ = false;
   barriers_ = 0;
   warp_syncs_.assign(shape_.threads / 32, 0);
+  warp_waiting_.assign(shape_.threads / 32, 0);
   known_.clear();
   for (unsigned i = 0; i < shape_.threads; ++i) {
     Thread& thread = threads_[i];
@@ -198,8 +203,7 @@ bool Executor::Barrier(const void* kind, bool value, Site site) {
     return barrier_value_;
   }
   for (const Thread& other : threads_) {
-    if (other.site.line != site.line || other.barrier_kind != kind ||
-        std::strcmp(other.site.file, site.file) != 0) {
+    if (other.barrier_kind != kind || !IsSame(other.site, site)) {
       Fail(FaultKind::kDivergentBarrier, "thread " + std::to_string(other.index) +
                                              " is at another barrier, " + AtSite(other.site));
     }
@@ -229,32 +233,36 @@ void Executor::Rendezvous(const void* kind, unsigned mask, void* payload,
   self.warp_payload = payload;
   self.state = Thread::State::kInWarp;
   Thread* const warp = &threads_[self.index - lane];
-  void* payloads[32] = {};
-  bool complete = true;
-  for (unsigned i = 0; i < 32; ++i) {
-    Thread& other = warp[i];
-    if (other.state != Thread::State::kInWarp) {
-      complete = complete && (mask >> i & 1u) == 0;
-      continue;
-    }
-    const bool wanted = (mask >> i & 1u) != 0;
-    const bool agrees = other.warp_mask == mask && other.warp_kind == kind &&
-                        other.site.line == site.line &&
-                        std::strcmp(other.site.file, site.file) == 0;
-    if ((wanted || (other.warp_mask >> lane & 1u) != 0) && !agrees) {
+  unsigned& waiting = warp_waiting_[self.index / 32];
+  waiting |= 1u << lane;
+  const auto must_agree = [&](int i) {
+    const Thread& other = warp[i];
+    if (other.warp_mask != mask || other.warp_kind != kind || !IsSame(other.site, site)) {
       Fail(FaultKind::kWarpMask, "lanes disagree: lane " + std::to_string(i) +
                                      " waits in another operation or with another mask, at " +
                                      AtSite(other.site));
     }
-    if (wanted) payloads[i] = other.warp_payload;
+  };
+  // Lanes that wait have agreed with each other: one of them speaks for all that this one names.
+  const unsigned named = waiting & mask & ~(1u << lane);
+  if (named != 0) must_agree(__builtin_ctz(named));
+  for (unsigned rest = waiting & ~mask; rest != 0; rest &= rest - 1) {
+    const int i = __builtin_ctz(rest);
+    if ((warp[i].warp_mask >> lane & 1u) != 0) must_agree(i);
   }
-  if (!complete) {
+  if ((waiting & mask) != mask) {
     Suspend();
     return;
   }
+  void* payloads[32] = {};
+  for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
+    const int i = __builtin_ctz(rest);
+    payloads[i] = warp[i].warp_payload;
+  }
   execute(payloads, mask);
-  for (unsigned i = 0; i < 32; ++i) {
-    if ((mask >> i & 1u) != 0 && i != lane) Wake(warp[i]);
+  waiting &= ~mask;
+  for (unsigned rest = mask & ~(1u << lane); rest != 0; rest &= rest - 1) {
+    Wake(warp[__builtin_ctz(rest)]);
   }
   self.state = Thread::State::kReady;
 }

@@ -128,6 +128,7 @@ class Executor {
   bool barrier_value_ = false;
   std::uint32_t barriers_ = 0;
   std::vector<std::uint32_t> warp_syncs_;  // By warp.
+  std::vector<unsigned> warp_waiting_;     // By warp: lanes that wait in a warp operation.
   Knowledge known_;                        // To every thread of the block.
   bool failed_ = false;
   Thread* running_ = nullptr;

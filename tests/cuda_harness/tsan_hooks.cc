@@ -63,5 +63,24 @@ void* __tsan_memset(void* to, int value, std::size_t bytes) {
   return __builtin_memset(to, value, bytes);
 }
 
+// Atomics of the launchers' host code (reference counts of a status). Kernels have AtomicAdd().
+#define KVMILL_ATOMIC_HOOKS(bits)                                                                 \
+  std::uint##bits##_t __tsan_atomic##bits##_load(const volatile std::uint##bits##_t* p, int) {    \
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                  \
+  }                                                                                               \
+  void __tsan_atomic##bits##_store(volatile std::uint##bits##_t* p, std::uint##bits##_t v, int) { \
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                     \
+  }                                                                                               \
+  std::uint##bits##_t __tsan_atomic##bits##_fetch_add(volatile std::uint##bits##_t* p,            \
+                                                      std::uint##bits##_t v, int) {               \
+    return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);                                            \
+  }                                                                                               \
+  std::uint##bits##_t __tsan_atomic##bits##_fetch_sub(volatile std::uint##bits##_t* p,            \
+                                                      std::uint##bits##_t v, int) {               \
+    return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST);                                            \
+  }
+KVMILL_ATOMIC_HOOKS(32)
+KVMILL_ATOMIC_HOOKS(64)
+
 }  // extern "C"
 // NOLINTEND(bugprone-reserved-identifier)
