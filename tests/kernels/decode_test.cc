@@ -11,31 +11,11 @@
 
 #include "kernels/hadamard.h"
 #include "tests/kernels/implementations.h"
+#include "tests/kernels/paged_output.h"
 #include "tests/kernels/tile_testing.h"
 
 namespace kvmill {
 namespace {
-
-// Random codes; scales of either sign and of very different size, subnormals included.
-std::vector<std::byte> RandomRecord(const TileFormat& format, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<std::byte> record(RecordBytes(format));
-  for (std::byte& b : record) b = static_cast<std::byte>(random());
-  const RecordLayout l = LayoutOf(format);
-  const auto scales = [&](std::size_t offset, std::size_t count, float size) {
-    std::normal_distribution<float> gauss(0, size);
-    for (std::size_t i = 0; i < count; ++i) {
-      PutFloat16(record.data() + offset, i, FloatToFloat16(gauss(random)));
-    }
-  };
-  scales(l.k_scale, format.head_dim, 0.3f);
-  scales(l.k_zero, format.head_dim, 2.0f);
-  scales(l.k_token, format.group, 1.0f);
-  scales(l.v_channel, format.head_dim, 1e-4f);
-  scales(l.v_scale, format.group, 1e-5f);
-  scales(l.v_zero, format.group, 1e-4f);
-  return record;
-}
 
 class DecodeTest : public testing::TestWithParam<std::size_t> {
  protected:
@@ -84,72 +64,6 @@ TEST_P(DecodeTest, RotatedValuesAreCodeTimesScalePlusZeroTimesTheOtherAxis) {
   }
 }
 
-struct Geometry {
-  const char* name;
-  std::uint32_t page_tokens;
-  std::ptrdiff_t channel_stride_bytes;
-  std::size_t row_padding_bytes, page_padding_bytes, offset_bytes;
-};
-
-constexpr Geometry kGeometries[] = {
-    {"one page", 128, 2, 0, 0, 0},
-    {"padded pages of 16", 16, 2, 30, 126, 64},
-    {"nothing aligned", 16, 2, 3, 7, 5},
-    {"channels apart", 32, 6, 0, 0, 2},
-    {"pages that do not divide the block", 48, 2, 0, 0, 0},
-};
-
-constexpr std::byte kUntouched{0xA5};
-
-struct PagedOutput {
-  std::vector<std::vector<std::byte>> storage;
-  std::vector<std::byte*> pages;
-  MutableHeadPages view;
-
-  PagedOutput(const Geometry& g, const TileFormat& format, DType dtype) {
-    const std::size_t row_bytes =
-        format.head_dim * static_cast<std::size_t>(g.channel_stride_bytes) + g.row_padding_bytes;
-    for (std::uint32_t t = 0; t < format.group; t += g.page_tokens) {
-      storage.emplace_back(g.offset_bytes + g.page_tokens * row_bytes + g.page_padding_bytes,
-                           kUntouched);
-    }
-    for (std::vector<std::byte>& page : storage) pages.push_back(page.data());
-    view = {pages.data(),           g.offset_bytes,
-            g.page_tokens,          static_cast<std::ptrdiff_t>(row_bytes),
-            g.channel_stride_bytes, dtype};
-  }
-
-  // Takes the values out, leaving kUntouched behind.
-  std::vector<std::uint16_t> Take(const TileFormat& format) {
-    std::vector<std::uint16_t> values;
-    for (std::uint32_t t = 0; t < format.group; ++t) {
-      for (std::uint32_t d = 0; d < format.head_dim; ++d) {
-        std::byte* at = view.Row(t) + static_cast<std::ptrdiff_t>(d) * view.channel_stride_bytes;
-        std::uint16_t bits;
-        std::memcpy(&bits, at, 2);
-        values.push_back(bits);
-        at[0] = at[1] = kUntouched;
-      }
-    }
-    return values;
-  }
-
-  bool IsUntouched() const {
-    for (const std::vector<std::byte>& page : storage) {
-      for (const std::byte b : page) {
-        if (b != kUntouched) return false;
-      }
-    }
-    return true;
-  }
-};
-
-std::vector<std::uint16_t> Rounded(const std::vector<float>& values, DType dtype) {
-  std::vector<std::uint16_t> out;
-  for (const float x : values) out.push_back(FromFloat(x, dtype));
-  return out;
-}
-
 TEST_P(DecodeTest, PagesHoldTheRoundedFloatsAndNothingElseIsWritten) {
   for (const std::size_t i : {1u, 7u, 12u, 18u}) {
     const TileFormat format = TileFormatAt(i);
@@ -161,7 +75,7 @@ TEST_P(DecodeTest, PagesHoldTheRoundedFloatsAndNothingElseIsWritten) {
           SCOPED_TRACE(testing::Message() << ToString(format) << ", " << g.name);
           PagedOutput k(g, format, dtype);
           PagedOutput v(g, format, dtype);
-          const DecodeArgs args{record.data(), k.view, v.view};
+          const DecodeArgs args{record.data(), k.View(), v.View()};
           Scratch scratch(DecodeScratchBytes(format));
           with().decode(format, frame, {&args, 1}, scratch.span());
           EXPECT_EQ(k.Take(format), Rounded(want.k, dtype));
@@ -189,8 +103,8 @@ TEST_P(DecodeTest, RecordsNeedNoAlignmentAndABatchIsItsTilesOneByOne) {
   }
   std::vector<DecodeArgs> args(kTiles);
   for (std::size_t i = 0; i < kTiles; ++i) {
-    args[i] = {bytes.data() + 1 + i * (RecordBytes(format) + 1), outputs[2 * i].view,
-               outputs[2 * i + 1].view};
+    args[i] = {bytes.data() + 1 + i * (RecordBytes(format) + 1), outputs[2 * i].View(),
+               outputs[2 * i + 1].View()};
   }
   Scratch scratch(DecodeScratchBytes(format));
   with().decode(format, Frame::kModel, args, scratch.span());
@@ -215,7 +129,7 @@ TEST_P(DecodeTest, ValuesOutsideTheRangeOfHalvesRoundAsTheScalarConversion) {
     const Decoded want = Decode(with(), format, record, Frame::kRotated);
     PagedOutput k(kGeometries[0], format, dtype);
     PagedOutput v(kGeometries[0], format, dtype);
-    const DecodeArgs args{record.data(), k.view, v.view};
+    const DecodeArgs args{record.data(), k.View(), v.View()};
     Scratch scratch(DecodeScratchBytes(format));
     with().decode(format, Frame::kRotated, {&args, 1}, scratch.span());
     EXPECT_EQ(k.Take(format), Rounded(want.k, dtype));

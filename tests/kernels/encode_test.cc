@@ -1,5 +1,6 @@
 // What the encoders promise apart from the codes: where they read and write, what they refuse.
-// Every test runs on the reference and on the cpu encoder at every SIMD level.
+// Every test runs on the reference, on the cpu encoder at every SIMD level, and on the CUDA
+// encoder.
 #include "kernels/encode.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,7 @@
-// Every implementation of encode and decode that this machine can run: the reference, and the cpu
-// one on each SIMD target.
+// The implementations of encode and decode that this machine can run: the reference, and the cpu
+// one on each SIMD target. And those that a test program is about, which a source file of it
+// decides: cpu_implementations.cc takes all of these, cuda_implementations.cc the CUDA kernels
+// under the harness of tests/cuda_harness.
 #ifndef KVMILL_TESTS_KERNELS_IMPLEMENTATIONS_H_
 #define KVMILL_TESTS_KERNELS_IMPLEMENTATIONS_H_
 
@@ -18,7 +20,8 @@ struct Implementation {
   decltype(&EncodeTilesReference) encode;
   decltype(&DecodeTilesReference) decode;
   decltype(&DecodeTileToFloatReference) decode_to_float;
-  std::string simd;  // What Select() forces; empty for the reference.
+  std::string simd;        // What Select() forces; empty for the reference.
+  bool simulated = false;  // Runs under the harness, a thousand times slower than a device.
 
   // Call before the functions: the cpu ones run at the level selected last.
   void Select() const {
@@ -44,14 +47,10 @@ inline const std::vector<Implementation>& CpuImplementations() {
   return levels;
 }
 
-inline const std::vector<Implementation>& AllImplementations() {
-  static const std::vector<Implementation> all = [] {
-    std::vector<Implementation> both{ReferenceImplementation()};
-    both.insert(both.end(), CpuImplementations().begin(), CpuImplementations().end());
-    return both;
-  }();
-  return all;
-}
+// What must agree with the reference.
+const std::vector<Implementation>& FastImplementations();
+// What must keep the contract's promises.
+const std::vector<Implementation>& AllImplementations();
 
 }  // namespace kvmill
 
