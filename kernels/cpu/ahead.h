@@ -19,7 +19,7 @@ class Ahead {
   void Take(std::size_t count) {
     constexpr std::size_t kLineBytes = 64;
     for (; count != 0 && left_ != 0; --count) {
-      __builtin_prefetch(row_ + offset_, 0, 3);
+      __builtin_prefetch(row_ + offset_, 0, 2);
       offset_ += kLineBytes;
       if (offset_ >= row_bytes_) {
         offset_ = 0;

@@ -20,7 +20,7 @@
 #if HWY_TARGET != HWY_SCALAR
 #include "kernels/cpu/attention_raw-inl.h"
 #include "kernels/cpu/attention_rows-inl.h"
-#include "kernels/cpu/code_product-inl.h"
+#include "kernels/cpu/tile_portable-inl.h"
 #include "kernels/cpu/vectors-inl.h"
 #endif
 
@@ -31,18 +31,18 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET == HWY_SCALAR
 
 // Never called: AttentionCpu is the reference at this level.
-void AttendUnitAt(const AttentionArgs&, const AttentionUnit&, const CodeProduct*,
+void AttendUnitAt(const AttentionArgs&, const AttentionUnit&, const TileMethod*,
                   const UnitWorkspace&, const UnitResult&) {}
 
 #else
 
 class UnitKernel {
  public:
-  UnitKernel(const AttentionArgs& args, const AttentionUnit& unit, const CodeProduct* product,
+  UnitKernel(const AttentionArgs& args, const AttentionUnit& unit, const TileMethod* method,
              const UnitWorkspace& ws)
       : shape_(args.shape),
         unit_(unit),
-        product_(product),
+        method_(method),
         ws_(ws),
         layout_(LayoutOf(args.shape.format)),
         dim_(args.shape.format.head_dim),
@@ -61,13 +61,13 @@ class UnitKernel {
       const std::size_t index = (unit.first_query + row / sharing) * shape_.q_heads +
                                 unit.kv_head * sharing + row % sharing;
       LoadQuery(args, index * dim_, ws.query_of_raw + r * dim_);
-      ws.largest[r] = -std::numeric_limits<float>::infinity();
+      ws.softmax.largest[r] = -std::numeric_limits<float>::infinity();
     }
     std::memcpy(ws.query_of_tiles, ws.query_of_raw, rows_ * dim_ * sizeof(float));
     if (shape_.frame == Frame::kModel) RotateRowsCpu(ws.query_of_tiles, rows_, dim_);
     std::memset(ws.from_raw, 0, rows_ * dim_ * sizeof(float));
     std::memset(ws.from_tiles, 0, rows_ * dim_ * sizeof(float));
-    std::memset(ws.total, 0, rows_ * 16 * sizeof(float));
+    std::memset(ws.softmax.total, 0, rows_ * 16 * sizeof(float));
   }
 
   void Run() {
@@ -82,9 +82,11 @@ class UnitKernel {
         AttendTail(b);
       } else {
         const AttentionBlock& block = s.blocks[b * shape_.kv_heads + unit_.kv_head];
-        next_ = b + 1 < end && b + 1 < s.block_count
-                    ? BeginOf(s.blocks[(b + 1) * shape_.kv_heads + unit_.kv_head])
-                    : Ahead();
+        const AttentionBlock* next = b + 1 < end && b + 1 < s.block_count
+                                         ? &s.blocks[(b + 1) * shape_.kv_heads + unit_.kv_head]
+                                         : nullptr;
+        next_ = next == nullptr ? Ahead() : BeginOf(*next);
+        next_record_ = next != nullptr && next->kind == BlockKind::kTile ? next->data : block.data;
         if (block.kind == BlockKind::kTile) {
           AttendTile(block.data);
         } else {
@@ -100,14 +102,15 @@ class UnitKernel {
     constexpr float kLn2 = 0.693147181f;
     for (std::size_t r = 0; r < rows_; ++r) {
       float total = 0;
-      for (std::size_t i = 0; i < kLanes; ++i) total += ws_.total[r * 16 + i];
+      for (std::size_t i = 0; i < kLanes; ++i) total += ws_.softmax.total[r * 16 + i];
       const bool nothing = !(total > 0);
       const float inverse = nothing ? 0 : 1 / total;
       ScaleRow(dim_, inverse, ws_.from_raw + r * dim_);
       ScaleRow(dim_, inverse, ws_.from_tiles + r * dim_);
       result.log_sum_exp[r] = nothing ? -std::numeric_limits<float>::infinity()
-                                      : (ws_.largest[r] + std::log2(total)) * kLn2;
+                                      : (ws_.softmax.largest[r] + std::log2(total)) * kLn2;
     }
+    if (in_plane_order_) Reorder();
     if (shape_.frame == Frame::kModel) RotateRowsCpu(ws_.from_tiles, rows_, dim_);
     for (std::size_t i = 0; i < rows_ * dim_; i += kLanes) {
       const Df d;
@@ -149,10 +152,10 @@ class UnitKernel {
   void Multiply(std::size_t codes_offset, const std::byte* record, std::uint32_t bits,
                 std::size_t rows, std::size_t columns) {
     const CodeMatrix matrix{record + codes_offset, bits, rows, columns};
-    if (product_ == nullptr) {
+    if (method_ == nullptr) {
       MultiplyCodes(matrix, ws_.folded, rows_, ws_.product);
     } else {
-      product_->multiply(matrix, ws_.folded, rows_, ws_.product, ws_.codes);
+      method_->multiply(matrix, ws_.folded, rows_, ws_.product, ws_.scratch);
     }
   }
 
@@ -160,16 +163,39 @@ class UnitKernel {
   void Weigh(std::size_t r, float bias, const float* across) {
     float* row = ws_.product + r * group_;
     const float here = LogitsOfRow(row, bias, across, group_, rule_, spans_[r]);
-    const float before = ws_.largest[r];
+    const float before = ws_.softmax.largest[r];
     const float largest = HWY_MAX(before, here);
     // While nothing was seen, any shift will do: all weights and sums are 0.
     const float shift = largest == -std::numeric_limits<float>::infinity() ? 0 : largest;
-    ws_.correction[r] = before == largest ? 1 : std::exp2(before - shift);
-    ws_.largest[r] = largest;
-    WeightsOfRow(row, shift, group_, ws_.correction[r], ws_.total + r * 16);
+    ws_.softmax.correction[r] = before == largest ? 1 : std::exp2(before - shift);
+    ws_.softmax.largest[r] = largest;
+    WeightsOfRow(row, shift, group_, ws_.softmax.correction[r], ws_.softmax.total + r * 16);
+  }
+
+  // The whole tile by the method.
+  void AttendTileByMethod(const std::byte* record) {
+    in_plane_order_ = true;
+    TileStep step;
+    step.format = &shape_.format;
+    step.layout = &layout_;
+    step.record = record;
+    step.next_record = next_record_;
+    step.row_count = rows_;
+    step.query = ws_.query_of_tiles;
+    step.from_tiles = ws_.from_tiles;
+    step.softmax = ws_.softmax;
+    step.rule = &rule_;
+    step.spans = spans_;
+    step.scratch = ws_.scratch;
+    method_->attend(step);
+    for (std::size_t r = 0; r < rows_; ++r) ScaleRaw(r);
   }
 
   void AttendTile(const std::byte* record) {
+    if (method_ != nullptr && method_->attend != nullptr) {
+      AttendTileByMethod(record);
+      return;
+    }
     const TileFormat& f = shape_.format;
     float* const k_scale = ws_.scales;
     float* const k_zero = ws_.scales + axis_;
@@ -201,9 +227,23 @@ class UnitKernel {
     Multiply(layout_.v_codes, record, f.value_bits, group_, dim_);
     for (std::size_t r = 0; r < rows_; ++r) {
       next_.Take(lines);
-      AddRow(ws_.product + r * dim_, ws_.bias[r], v_channel, dim_, ws_.correction[r],
+      AddRow(ws_.product + r * dim_, ws_.bias[r], v_channel, dim_, ws_.softmax.correction[r],
              ws_.from_tiles + r * dim_);
       ScaleRaw(r);
+    }
+  }
+
+  // Channels of from_tiles back to their places.
+  void Reorder() {
+    const std::uint32_t bits = shape_.format.value_bits;
+    const std::size_t planes = 8 / bits;
+    for (std::size_t r = 0; r < rows_; ++r) {
+      float* row = ws_.from_tiles + r * dim_;
+      for (std::size_t v = 0; v < dim_; v += 16) {
+        float* to = ws_.folded + PlaneColumn(v, bits);
+        for (std::size_t i = 0; i < 16; ++i) to[i * planes] = row[v + i];
+      }
+      std::memcpy(row, ws_.folded, dim_ * sizeof(float));
     }
   }
 
@@ -214,16 +254,16 @@ class UnitKernel {
     for (std::size_t r = 0; r < rows_; ++r) {
       // What ScoreRaw did not reach holds older numbers, and may as well be NaN: it is masked.
       Weigh(r, 0, nullptr);
-      if (ws_.correction[r] == 1) continue;
-      ScaleRow(dim_, ws_.correction[r], ws_.from_raw + r * dim_);
-      ScaleRow(dim_, ws_.correction[r], ws_.from_tiles + r * dim_);
+      if (ws_.softmax.correction[r] == 1) continue;
+      ScaleRow(dim_, ws_.softmax.correction[r], ws_.from_raw + r * dim_);
+      ScaleRow(dim_, ws_.softmax.correction[r], ws_.from_tiles + r * dim_);
     }
     AddRaw(v, tokens_, group_, ws_.product, rows_, dim_, ws_.converted, ws_.from_raw, next_);
   }
 
   void ScaleRaw(std::size_t r) {
-    if (has_raw_ && ws_.correction[r] != 1) {
-      ScaleRow(dim_, ws_.correction[r], ws_.from_raw + r * dim_);
+    if (has_raw_ && ws_.softmax.correction[r] != 1) {
+      ScaleRow(dim_, ws_.softmax.correction[r], ws_.from_raw + r * dim_);
     }
   }
 
@@ -257,21 +297,23 @@ class UnitKernel {
 
   const AttentionShape& shape_;
   const AttentionUnit& unit_;
-  const CodeProduct* const product_;
+  const TileMethod* const method_;
   const UnitWorkspace& ws_;
   const RecordLayout layout_;
   const std::size_t dim_, group_, axis_, rows_;
   LogitRule rule_;
   bool has_raw_ = false;
-  std::size_t tokens_ = 0;  // Of the block: one past the last that any row sees.
+  bool in_plane_order_ = false;  // from_tiles, see tile_method.h.
+  std::size_t tokens_ = 0;       // Of the block: one past the last that any row sees.
   Ahead next_;
+  const std::byte* next_record_ = nullptr;  // The record in hand if no tile comes next.
   TokenRange seen_[kUnitRowsMax];
   TokenSpan spans_[kUnitRowsMax];
 };
 
-void AttendUnitAt(const AttentionArgs& args, const AttentionUnit& unit, const CodeProduct* product,
+void AttendUnitAt(const AttentionArgs& args, const AttentionUnit& unit, const TileMethod* method,
                   const UnitWorkspace& workspace, const UnitResult& result) {
-  UnitKernel kernel(args, unit, product, workspace);
+  UnitKernel kernel(args, unit, method, workspace);
   kernel.Run();
   kernel.Finish(result);
 }
@@ -287,9 +329,9 @@ namespace kvmill {
 
 HWY_EXPORT(AttendUnitAt);
 
-void AttendUnit(const AttentionArgs& args, const AttentionUnit& unit, const CodeProduct* product,
+void AttendUnit(const AttentionArgs& args, const AttentionUnit& unit, const TileMethod* method,
                 const UnitWorkspace& workspace, const UnitResult& result) {
-  HWY_DYNAMIC_DISPATCH(AttendUnitAt)(args, unit, product, workspace, result);
+  HWY_DYNAMIC_DISPATCH(AttendUnitAt)(args, unit, method, workspace, result);
 }
 
 }  // namespace kvmill

@@ -98,7 +98,7 @@ std::size_t PartialBytes(const TileFormat& format) {
 
 struct Call {
   const AttentionArgs* args = nullptr;
-  const CodeProduct* product = nullptr;
+  const TileMethod* method = nullptr;
   SequencePlan* sequences = nullptr;
   std::atomic<std::uint32_t>* unfinished = nullptr;  // [pieces]: runs that are not done.
   std::byte* partials = nullptr;                     // [units]
@@ -194,7 +194,7 @@ void DoUnit(const Call& call, std::size_t index, const UnitWorkspace& workspace)
   // Runs as equal as they can be.
   unit.block_begin = plan->block_begin + plan->block_count * run / plan->runs;
   unit.block_end = plan->block_begin + plan->block_count * (run + 1) / plan->runs;
-  AttendUnit(args, unit, call.product, workspace, call.Partial(index));
+  AttendUnit(args, unit, call.method, workspace, call.Partial(index));
   if (plan->runs == 1) {
     Deliver(call, unit, call.Partial(index));
     return;
@@ -210,13 +210,13 @@ void Work(void* context, std::uint32_t worker) {
   const Call& call = *static_cast<const Call*>(context);
   UnitWorkspace workspace;
   LayOut(call.args->shape.format, call.workspaces + worker * call.workspace_bytes, &workspace);
-  if (call.product != nullptr) call.product->open();
+  if (call.method != nullptr) call.method->open();
   for (;;) {
     const std::size_t unit = call.next_unit->fetch_add(1, std::memory_order_relaxed);
     if (unit >= call.units) break;
     DoUnit(call, unit, workspace);
   }
-  if (call.product != nullptr) call.product->close();
+  if (call.method != nullptr) call.method->close();
 }
 
 }  // namespace
@@ -240,14 +240,14 @@ std::size_t LayOut(const TileFormat& format, std::byte* base, UnitWorkspace* wor
   w.from_tiles = floats(kUnitRowsMax * dim);
   w.folded = floats(kUnitRowsMax * axis);
   w.product = floats(kUnitRowsMax * axis);
-  w.total = floats(kUnitRowsMax * 16);
-  w.largest = floats(kUnitRowsMax);
+  w.softmax.total = floats(kUnitRowsMax * 16);
+  w.softmax.largest = floats(kUnitRowsMax);
   w.bias = floats(kUnitRowsMax);
-  w.correction = floats(kUnitRowsMax);
+  w.softmax.correction = floats(kUnitRowsMax);
   w.scales = floats(6 * axis);
   w.converted = reinterpret_cast<float*>(take(kConvertedBytes));
   w.gathered = take(RawBytes(format, format.group));
-  w.codes = take(kCodeProductScratchBytes);
+  w.scratch = take(kTileScratchBytes);
   if (workspace != nullptr) *workspace = w;
   return bytes;
 }
@@ -265,7 +265,7 @@ void AttentionCpu(const AttentionArgs& args, const AttentionWorkers& workers,
   }
   Call call;
   call.args = &args;
-  call.product = ChosenCodeProduct();
+  call.method = ChosenTileMethod();
   const Plan plan = MakePlan(args, workers.count, nullptr);
   LayOutCall(args, plan, workers.count, scratch.data(), &call);
   new (call.next_unit) std::atomic<std::size_t>(0);

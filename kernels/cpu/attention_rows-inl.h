@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "hwy/highway.h"
+#include "kernels/cpu/tile_method.h"
 #include "kernels/cpu/vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -72,20 +73,6 @@ HWY_INLINE float FoldRow(const float* HWY_RESTRICT row, const float* HWY_RESTRIC
   }
   return SumOf(hn::Add(even, odd));
 }
-
-// Part of a block that one row sees.
-struct TokenSpan {
-  std::size_t begin = 0;
-  std::size_t end = 0;
-};
-
-// How products become logits, in units of log 2.
-struct LogitRule {
-  float scale;        // 1 / ln 2 included, unless there is a cap.
-  float cap;          // 0: none.
-  float cap_of_log2;  // cap / ln 2.
-  float cap_inverse;
-};
 
 // Logits in place: (product + bias) * across * scale, capped; those outside of `seen` are
 // -infinity. `across` may be null. Returns the largest.

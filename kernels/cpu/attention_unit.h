@@ -6,15 +6,11 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
-#include "kernels/cpu/code_product.h"
+#include "kernels/cpu/tile_method.h"
 
 namespace kvmill {
 
-// Rows of one unit at most. A row is one query of one query head; all rows of a unit read the same
-// KV head. Row r of a sequence and KV head is query r / sharing of head r % sharing of those that
-// share it.
-inline constexpr std::size_t kUnitRowsMax = kCodeProductRowsMax;
-
+// Row r of a sequence and KV head is query r / sharing of head r % sharing of those that share it.
 struct AttentionUnit {
   const AttentionSequence* sequence = nullptr;
   std::uint32_t kv_head = 0;
@@ -35,14 +31,12 @@ struct UnitWorkspace {
   float* from_tiles;      // ... and the other.
   float* folded;          // [rows][axis]: operand of a product.
   float* product;         // [rows][axis]: its result.
-  float* total;           // [rows][16]: sum of the weights, by lane.
-  float* largest;         // [rows]: largest logit so far, in units of log 2.
-  float* bias;            // [rows]: the part of a product that the codes do not change.
-  float* correction;      // [rows]: what a new largest logit multiplies older sums by.
-  float* scales;          // [6][axis]: S, Z, T of K and V.
-  float* converted;       // 16 KiB: raw rows in fp32.
-  std::byte* gathered;    // K and V of `group` tokens of the tail, made adjacent.
-  std::byte* codes;       // kCodeProductScratchBytes.
+  SoftmaxState softmax;
+  float* bias;          // [rows]: the part of a product that the codes do not change.
+  float* scales;        // [6][axis]: S, Z, T of K and V.
+  float* converted;     // 16 KiB: raw rows in fp32.
+  std::byte* gathered;  // K and V of `group` tokens of the tail, made adjacent.
+  std::byte* scratch;   // kTileScratchBytes.
 };
 
 inline constexpr std::size_t kConvertedBytes = 16384;
@@ -57,7 +51,7 @@ struct UnitResult {
 };
 
 // Rows of a unit that sees nothing get 0 and -infinity.
-void AttendUnit(const AttentionArgs& args, const AttentionUnit& unit, const CodeProduct* product,
+void AttendUnit(const AttentionArgs& args, const AttentionUnit& unit, const TileMethod* method,
                 const UnitWorkspace& workspace, const UnitResult& result);
 
 }  // namespace kvmill

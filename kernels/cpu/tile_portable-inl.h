@@ -1,16 +1,16 @@
-// The portable product with codes (see code_product.h): codes become fp32, eight or sixteen at a
+// The portable product with codes (see tile_method.h): codes become fp32, eight or sixteen at a
 // time. Included once per SIMD target.
-#if defined(KVMILL_KERNELS_CPU_CODE_PRODUCT_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef KVMILL_KERNELS_CPU_CODE_PRODUCT_INL_H_
-#undef KVMILL_KERNELS_CPU_CODE_PRODUCT_INL_H_
+#if defined(KVMILL_KERNELS_CPU_TILE_PORTABLE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVMILL_KERNELS_CPU_TILE_PORTABLE_INL_H_
+#undef KVMILL_KERNELS_CPU_TILE_PORTABLE_INL_H_
 #else
-#define KVMILL_KERNELS_CPU_CODE_PRODUCT_INL_H_
+#define KVMILL_KERNELS_CPU_TILE_PORTABLE_INL_H_
 #endif
 
 #include <cstddef>
 
 #include "hwy/highway.h"
-#include "kernels/cpu/code_product.h"
+#include "kernels/cpu/tile_method.h"
 #include "kernels/cpu/vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -88,4 +88,4 @@ HWY_INLINE void MultiplyCodes(const CodeMatrix& matrix, const float* HWY_RESTRIC
 }  // namespace kvmill
 HWY_AFTER_NAMESPACE();
 
-#endif  // KVMILL_KERNELS_CPU_CODE_PRODUCT_INL_H_
+#endif  // KVMILL_KERNELS_CPU_TILE_PORTABLE_INL_H_

@@ -7,7 +7,7 @@
 //
 // Code m of a byte stays where it is in the byte and so counts 2^(m * bits) times too much, at most
 // 240; sums stay below 256 rows * 32767 * 240 = 2.01e9 < 2^31.
-#include "kernels/cpu/code_product.h"
+#include "kernels/cpu/tile_method.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -174,9 +174,9 @@ KVMILL_TARGET void MultiplyOf(const CodeMatrix& matrix, const std::int16_t* fixe
 
 KVMILL_TARGET void Multiply(const CodeMatrix& matrix, const float* rows, std::size_t row_count,
                             float* out, std::byte* scratch) {
-  alignas(32) float units[kCodeProductRowsMax];
+  alignas(32) float units[kUnitRowsMax];
   auto* fixed = reinterpret_cast<std::int16_t*>(scratch);
-  std::int16_t* slab = fixed + kCodeProductRowsMax * kHeadDimMax;
+  std::int16_t* slab = fixed + kUnitRowsMax * kHeadDimMax;
   FixRows(rows, row_count, matrix.rows, fixed, units);
   if (matrix.bits == 4) {
     MultiplyOf<4>(matrix, fixed, units, row_count, out, slab);
@@ -193,7 +193,7 @@ void Nothing() {}
 
 }  // namespace
 
-const CodeProduct kCodeProductAvx2 = {"AVX2", IsSupported, Nothing, Nothing, Multiply};
+const TileMethod kTileAvx2 = {"AVX2", IsSupported, Nothing, Nothing, Multiply, nullptr};
 
 }  // namespace kvmill
 #endif  // __x86_64__

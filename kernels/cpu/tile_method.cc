@@ -1,5 +1,5 @@
-// Which product runs.
-#include "kernels/cpu/code_product.h"
+// Which method runs.
+#include "kernels/cpu/tile_method.h"
 
 #include <atomic>
 
@@ -16,56 +16,56 @@ namespace {
 constexpr std::string_view kPortable = "PORTABLE";
 
 struct Candidate {
-  const CodeProduct* product;
-  std::int64_t targets;  // Levels that have what the product needs, apart from is_supported.
+  const TileMethod* method;
+  std::int64_t targets;  // Levels that have what the method needs, apart from is_supported.
 };
 
 #if defined(__x86_64__)
 constexpr Candidate kCandidates[] = {
-    {&kCodeProductAmx, HWY_AVX3},
-    {&kCodeProductVnni, HWY_AVX3},
-    {&kCodeProductAvx2, HWY_AVX2 | HWY_AVX3},
+    {&kTileAmx, HWY_AVX3},
+    {&kTileVnni, HWY_AVX3},
+    {&kTileAvx2, HWY_AVX2 | HWY_AVX3},
 };
 #else
 constexpr Candidate kCandidates[] = {{nullptr, 0}};
 #endif
 
-bool IsSupported(const CodeProduct& product) {
+bool IsSupported(const TileMethod& method) {
   // Asked once: the answer may take a system call.
-  static const std::vector<const CodeProduct*> supported = [] {
-    std::vector<const CodeProduct*> all;
+  static const std::vector<const TileMethod*> supported = [] {
+    std::vector<const TileMethod*> all;
     for (const Candidate& c : kCandidates) {
-      if (c.product != nullptr && c.product->is_supported()) all.push_back(c.product);
+      if (c.method != nullptr && c.method->is_supported()) all.push_back(c.method);
     }
     return all;
   }();
-  for (const CodeProduct* p : supported) {
-    if (p == &product) return true;
+  for (const TileMethod* p : supported) {
+    if (p == &method) return true;
   }
   return false;
 }
 
 bool CanRun(const Candidate& candidate) {
   const std::int64_t level = LevelInUse();
-  return candidate.product != nullptr && (candidate.targets & level) != 0 &&
-         IsSupported(*candidate.product);
+  return candidate.method != nullptr && (candidate.targets & level) != 0 &&
+         IsSupported(*candidate.method);
 }
 
-// The name of a product, or null for the best.
+// The name of a method, or null for the best.
 std::atomic<const char*> forced{nullptr};
 
 }  // namespace
 
 bool LevelHasVectors() { return LevelInUse() != HWY_SCALAR; }
 
-const CodeProduct* ChosenCodeProduct() {
+const TileMethod* ChosenTileMethod() {
   const char* name = forced.load(std::memory_order_relaxed);
   if (name == kPortable.data()) return nullptr;
-  const CodeProduct* best = nullptr;
+  const TileMethod* best = nullptr;
   for (const Candidate& candidate : kCandidates) {
     if (!CanRun(candidate)) continue;
-    if (name == candidate.product->name) return candidate.product;
-    if (best == nullptr) best = candidate.product;
+    if (name == candidate.method->name) return candidate.method;
+    if (best == nullptr) best = candidate.method;
   }
   return best;
 }
@@ -73,22 +73,22 @@ const CodeProduct* ChosenCodeProduct() {
 std::vector<std::string_view> CpuAttentionNames() {
   std::vector<std::string_view> names;
   for (const Candidate& candidate : kCandidates) {
-    if (CanRun(candidate)) names.emplace_back(candidate.product->name);
+    if (CanRun(candidate)) names.emplace_back(candidate.method->name);
   }
   names.push_back(kPortable);
   return names;
 }
 
 std::string_view CpuAttentionName() {
-  const CodeProduct* product = ChosenCodeProduct();
-  return product == nullptr ? kPortable : product->name;
+  const TileMethod* method = ChosenTileMethod();
+  return method == nullptr ? kPortable : method->name;
 }
 
 bool ForceCpuAttention(std::string_view name) {
   const char* found = nullptr;
   if (name == kPortable) found = kPortable.data();
   for (const Candidate& candidate : kCandidates) {
-    if (CanRun(candidate) && name == candidate.product->name) found = candidate.product->name;
+    if (CanRun(candidate) && name == candidate.method->name) found = candidate.method->name;
   }
   if (found == nullptr && !name.empty()) return false;
   forced.store(found, std::memory_order_relaxed);
