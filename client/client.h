@@ -11,10 +11,10 @@
 //
 // Errors. RPC-level: INVALID_ARGUMENT bad request or over a limit; NOT_FOUND unknown namespace;
 // FAILED_PRECONDITION the namespace is bound to another identity, protocol versions too far apart,
-// or a call in a forked child; RESOURCE_EXHAUSTED full, retry later; PERMISSION_DENIED admin call
-// from a place where it is not allowed; UNAVAILABLE no daemon there, it died during the call, or it
-// drains: retry later or elsewhere; DEADLINE_EXCEEDED outcome unknown. Per block: NOT_FOUND is a
-// miss; every other code is one block's failure, the others are unaffected. To an engine every
+// or a call in a forked child; RESOURCE_EXHAUSTED full: wait RetryAfter(); PERMISSION_DENIED admin
+// call from a place where it is not allowed; UNAVAILABLE no daemon there, it died during the call,
+// or it drains: retry later or elsewhere; DEADLINE_EXCEEDED outcome unknown. Per block: NOT_FOUND
+// is a miss; every other code is one block's failure, the others are unaffected. To an engine every
 // failure of a fetch is a miss: recompute.
 //
 // Connection. Made lazily, in the background, again after it broke (with back-off). A restarted
@@ -83,13 +83,17 @@ struct LayerInput {
 };
 
 struct StoreBlock {
-  BlockKey key;     // Ignored for a tail (token_count < block_tokens): see TailKey in storage.
+  BlockKey key;     // Ignored for a tail (token_count < block_tokens): TailKey names it.
   BlockKey parent;  // Empty for the first block of a sequence.
   std::uint32_t token_count = 0;
   std::uint32_t block_index = 0;  // Position in its sequence.
   // One per layer, in the order of the namespace's groups and of the layers in them; borrowed.
   absl::Span<const LayerInput> layers;
 };
+
+// How long to wait before what failed with this status is tried again; zero when the daemon gave no
+// hint. RESOURCE_EXHAUSTED of a block has one.
+absl::Duration RetryAfter(const absl::Status& status);
 
 enum class StoreOutcome : std::uint8_t {
   kFailed = 0,    // See status.

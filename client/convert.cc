@@ -3,11 +3,15 @@
 #include <cstring>
 #include <limits>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
 namespace {
+
+constexpr char kRetryAfterPayload[] = "kvmill.v1/retry_after_ms";
 
 template <typename T>
 absl::Status Narrow(absl::string_view field, std::uint32_t value, T* out) {
@@ -142,6 +146,15 @@ absl::StatusOr<BlockKey> OptionalKeyFromBytes(absl::string_view bytes) {
   return BlockKey::FromBytes(bytes);
 }
 
+absl::Duration RetryAfter(const absl::Status& status) {
+  std::uint32_t retry_after_ms = 0;
+  const absl::optional<absl::Cord> payload = status.GetPayload(kRetryAfterPayload);
+  if (!payload.has_value() || !absl::SimpleAtoi(std::string(*payload), &retry_after_ms)) {
+    return absl::ZeroDuration();
+  }
+  return absl::Milliseconds(retry_after_ms);
+}
+
 void ToProto(const absl::Status& status, v1::BlockStatus* out) {
   out->set_code(static_cast<int>(status.code()));
   if (status.ok()) return;
@@ -151,7 +164,11 @@ void ToProto(const absl::Status& status, v1::BlockStatus* out) {
 
 absl::Status FromProto(const v1::BlockStatus& status) {
   // absl's codes are the google.rpc ones; a code that this build does not know becomes UNKNOWN.
-  return absl::Status(static_cast<absl::StatusCode>(status.code()), status.message());
+  absl::Status result(static_cast<absl::StatusCode>(status.code()), status.message());
+  if (!result.ok() && status.retry_after_ms() > 0) {
+    result.SetPayload(kRetryAfterPayload, absl::Cord(absl::StrCat(status.retry_after_ms())));
+  }
+  return result;
 }
 
 }  // namespace kvmill

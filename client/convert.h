@@ -43,6 +43,7 @@ absl::StatusOr<BlockKey> OptionalKeyFromBytes(absl::string_view bytes);
 // How long to wait before a store that found no room is tried again.
 inline constexpr std::uint32_t kRetryAfterMs = 100;
 
+// A retry hint travels along: RetryAfter() of client.h reads it.
 void ToProto(const absl::Status& status, v1::BlockStatus* out);
 absl::Status FromProto(const v1::BlockStatus& status);
 

@@ -63,6 +63,10 @@ absl::StatusOr<ServerAddress> ParseServerAddress(absl::string_view text) {
     address.unix_path = std::string(path);
     return address;
   }
+  if (absl::StartsWith(text, "/")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address \"", text, "\": a unix socket is unix:", text));
+  }
   KVMILL_ASSIGN_OR_RETURN(address.tcp, ParseHostPort(text));
   return address;
 }

@@ -20,17 +20,28 @@ USAGE
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 jobs="$(nproc)" install=1 job_options=()
+need() { # need OPTION VALUE: the value, or exit 2
+  if [[ -z "${2:-}" ]]; then
+    echo "quickstart: $1 needs a value" >&2
+    exit 2
+  fi
+}
+
 while (($# > 0)); do
   case "$1" in
     --keep) job_options+=(--keep) ;;
-    --json) job_options+=(--json "$(realpath -m "${2:?--json needs a file}")"); shift ;;
-    --jobs) jobs="${2:?--jobs needs a number}"; shift ;;
+    --json) need "$1" "${2:-}"; job_options+=(--json "$(realpath -m "$2")"); shift ;;
+    --jobs) need "$1" "${2:-}"; jobs="$2"; shift ;;
     --no-install) install=0 ;;
     -h | --help) usage; exit 0 ;;
     *) echo "quickstart: unknown option '$1'" >&2; usage >&2; exit 2 ;;
   esac
   shift
 done
+if [[ ! "$jobs" =~ ^[1-9][0-9]*$ ]]; then
+  echo "quickstart: --jobs $jobs: want a number from 1" >&2
+  exit 2
+fi
 cd "$root"
 
 step() { printf '\n== %s\n' "$*"; }

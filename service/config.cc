@@ -123,7 +123,7 @@ const std::vector<Option>& Options() {
          return absl::OkStatus();
        },
        [](const Config& c) { return absl::StrCat(c.encode_threads); }},
-      {{"eviction-policy", "NAME", "Which block leaves a full tier next; none: the default."},
+      {{"eviction-policy", "NAME", "Which block leaves a full tier next; none: returns."},
        [](absl::string_view value, Config* c) -> absl::Status {
          std::string known;
          bool found = value.empty();
@@ -154,7 +154,11 @@ std::string KeyOf(absl::string_view name) { return absl::StrReplaceAll(name, {{"
 const std::vector<OptionInfo>& ConfigOptions() {
   static const auto* infos = [] {
     auto* made = new std::vector<OptionInfo>;
-    for (const Option& option : Options()) made->push_back(option.info);
+    const Config defaults;
+    for (const Option& option : Options()) {
+      made->push_back(option.info);
+      if (!option.info.value_name.empty()) made->back().default_value = option.get(defaults);
+    }
     return made;
   }();
   return *infos;
@@ -232,6 +236,10 @@ absl::Status CheckConfig(const Config& config) {
           absl::StrCat("--", name, " ", value,
                        ": a TCP listener without TLS needs --insecure (this version has no TLS)"));
     }
+  }
+  if (config.host_bytes < kHostBytesMin) {
+    return absl::InvalidArgumentError(absl::StrCat("--host-bytes ", FormatBytes(config.host_bytes),
+                                                   ": want at least ", FormatBytes(kHostBytesMin)));
   }
   if (config.gpu_bytes != 0) {
     return absl::FailedPreconditionError(absl::StrCat("--gpu-bytes ", FormatBytes(config.gpu_bytes),

@@ -16,6 +16,8 @@
 
 namespace kvmill {
 
+inline constexpr std::uint64_t kHostBytesMin = std::uint64_t{64} << 20;
+
 struct Config {
   std::string socket;   // Path; never empty after LoadConfig.
   std::string listen;   // HOST:PORT; empty: no TCP listener.
@@ -40,6 +42,7 @@ struct OptionInfo {
   std::string name;        // As in --name; the YAML key has underscores.
   std::string value_name;  // "HOST:PORT"; empty: a switch without value.
   std::string help;
+  std::string default_value;  // As SetOption takes it; empty: none.
 };
 const std::vector<OptionInfo>& ConfigOptions();
 

@@ -39,7 +39,9 @@ std::unique_ptr<CLI::App> MakeParser(Flags* flags) {
              }
              flags->options.emplace_back(name, value);
            },
-           option.help)
+           option.default_value.empty()
+               ? option.help
+               : absl::StrCat(option.help, " (default ", option.default_value, ")"))
         ->type_name(option.value_name)
         ->take_last();
   }

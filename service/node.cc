@@ -33,6 +33,7 @@
 #include "storage/core/clock.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
+#include "storage/page_pool.h"
 #include "storage/rocks_disk_store.h"
 #include "storage/tiered_store.h"
 
@@ -145,7 +146,9 @@ absl::Status Node::Impl::Start() {
 
 absl::Status Node::Impl::OpenStore() {
   std::unique_ptr<DiskStore> disk;
-  if (!config_.data_dir.empty()) {
+  if (config_.data_dir.empty()) {
+    LogInfo("no --data-dir: blocks live in host memory only and are gone after a restart");
+  } else {
     RocksDiskStoreOptions options;
     options.directory = config_.data_dir;
     options.capacity_bytes = config_.disk_bytes;
@@ -153,6 +156,9 @@ absl::Status Node::Impl::OpenStore() {
   }
   TieredStore::Options options;
   options.host_bytes = config_.host_bytes;
+  // Each tenant needs an arena of its own: a small host tier has several small ones.
+  options.arena_bytes = std::clamp(config_.host_bytes / 4 / kExtentBytes * kExtentBytes,
+                                   kHostBytesMin, options.arena_bytes);
   options.eviction_policy = config_.eviction_policy;
   options.prefault_progress = [](std::uint64_t done, std::uint64_t total) {
     LogInfo(absl::StrCat("host memory: ", done >> 20, " of ", total >> 20, " MiB touched"));

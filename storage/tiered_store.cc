@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/core/log.h"
-#include "storage/core/sha256.h"
 #include "storage/core/status_macros.h"
 #include "storage/eviction/policy.h"
 #include "storage/tiered_store_impl.h"
@@ -25,14 +24,6 @@ std::uint32_t PolicyCapacity(const TieredStore::Options& options) {
 }
 
 }  // namespace
-
-BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count) {
-  const std::string input = absl::StrCat("kvmill-tail-1", absl::string_view("\0", 1), parent.view(),
-                                         absl::string_view("\0", 1), token_count);
-  const Sha256Digest digest = Sha256(input);
-  return *BlockKey::FromBytes(
-      absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
-}
 
 BlockRef::BlockRef(BlockRef&& other) noexcept { *this = std::move(other); }
 

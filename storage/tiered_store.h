@@ -178,10 +178,6 @@ class TieredStore {
   std::unique_ptr<Impl> impl_;
 };
 
-// Key of an unfinished last block: (parent block key, token count), as one key. 32 bytes of SHA-256
-// over a tag, the parent and the count.
-BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count);
-
 }  // namespace kvmill
 
 #endif  // KVMILL_STORAGE_TIERED_STORE_H_

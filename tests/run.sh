@@ -24,18 +24,29 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 
 long=0 sanitizers=0 only="" jobs="$(nproc)" install=1
+need() { # need OPTION VALUE: the value, or exit 2
+  if [[ -z "${2:-}" ]]; then
+    echo "run.sh: $1 needs a value" >&2
+    exit 2
+  fi
+}
+
 while (($# > 0)); do
   case "$1" in
     --long) long=1 ;;
     --sanitizers) sanitizers=1 ;;
-    --only) only="${2:?--only needs a regular expression}"; shift ;;
-    --jobs) jobs="${2:?--jobs needs a number}"; shift ;;
+    --only) need "$1" "${2:-}"; only="$2"; shift ;;
+    --jobs) need "$1" "${2:-}"; jobs="$2"; shift ;;
     --no-install) install=0 ;;
     -h | --help) usage; exit 0 ;;
     *) echo "run.sh: unknown option '$1'" >&2; usage >&2; exit 2 ;;
   esac
   shift
 done
+if [[ ! "$jobs" =~ ^[1-9][0-9]*$ ]]; then
+  echo "run.sh: --jobs $jobs: want a number from 1" >&2
+  exit 2
+fi
 
 step() { printf '\n== %s\n' "$*"; }
 

@@ -124,6 +124,8 @@ int CommandLine::Run(int argc, char** argv) {
     const std::vector<std::string> unknown = app->remaining();
     if (!app->get_subcommands(nullptr).empty() && !unknown.empty()) {
       message = absl::StrCat("there is no command '", unknown.front(), "'");
+    } else if (!unknown.empty()) {  // Rather than what is missing because of it.
+      message = absl::StrCat("there is no flag or argument '", unknown.front(), "' here");
     }
     std::cerr << name << ": " << message << "; see '" << name << " --help'\n";
     return kUsage;

@@ -23,7 +23,7 @@ constexpr const char* kRmHelp =
     "Examples:\n"
     "  kvmill rm --namespace demo --sequence chat-1\n"
     "  kvmill rm --namespace demo --key "
-    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f0\n";
+    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n";
 constexpr const char* kClearHelp =
     "Removes every block of the namespace from every tier; the name stays bound to its identity.\n";
 constexpr const char* kFlushHelp =

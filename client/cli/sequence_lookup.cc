@@ -10,9 +10,9 @@
 namespace kvmill::cli {
 namespace {
 
-// Keys of the first question; the next ask four times as many. Few, because the daemon counts keys
-// that were asked for and not there as misses.
-constexpr std::uint32_t kFirstAsk = 64;
+// Keys of the first question; the next ask twice as many. Few, because the daemon counts keys that
+// were asked for and not there as misses.
+constexpr std::uint32_t kFirstAsk = 1;
 
 }  // namespace
 
@@ -34,7 +34,7 @@ absl::StatusOr<FoundSequence> FindSequence(Client& client, const ClientNamespace
       found.tail_key = result.tail_key;
       return found;
     }
-    ask = std::min(4 * ask, limit);
+    ask = std::min(2 * ask, limit);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "storage/core/sha256.h"
 
 namespace kvmill {
 
@@ -32,6 +33,14 @@ absl::StatusOr<BlockKey> BlockKey::FromHex(absl::string_view hex) {
 }
 
 std::string BlockKey::ToHex() const { return absl::BytesToHexString(view()); }
+
+BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count) {
+  const absl::string_view zero("\0", 1);
+  const Sha256Digest digest =
+      Sha256(absl::StrCat("kvmill-tail-1", zero, parent.view(), zero, token_count));
+  return *BlockKey::FromBytes(
+      absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
+}
 
 std::uint64_t HashOf(NamespaceId namespace_id, std::uint8_t group, const BlockKey& key) {
   const std::uint64_t seed = (std::uint64_t{namespace_id} << 8) | group;

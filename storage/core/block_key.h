@@ -46,6 +46,11 @@ class BlockKey {
   std::uint8_t size_ = 0;
 };
 
+// Key of an unfinished last block (a tail): SHA-256 over
+//   "kvmill-tail-1" 00 <parent's bytes> 00 <token_count in decimal digits>
+// Empty parent: the sequence has no block before the tail.
+BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count);
+
 // Dense number of an open namespace in this daemon; not stable across restarts.
 using NamespaceId = std::uint32_t;
 

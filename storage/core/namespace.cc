@@ -233,7 +233,7 @@ Fingerprint FingerprintOf(const NamespaceSpec& spec) {
 
 std::string DescribeDifference(const NamespaceSpec& got, const NamespaceSpec& want) {
   const auto differ = [](absl::string_view field, const auto& a, const auto& b) {
-    return absl::StrCat(field, ": \"", a, "\", want \"", b, "\"");
+    return absl::StrCat(field, " is \"", a, "\" here and \"", b, "\" there");
   };
   if (got.tenant != want.tenant) return "tenant differs";  // Another tenant's name is not shown.
   if (got.model != want.model) return differ("model", got.model, want.model);

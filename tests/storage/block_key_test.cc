@@ -72,5 +72,13 @@ TEST(BlockKeyTest, HashDependsOnEveryPartOfTheId) {
   EXPECT_EQ(hashes.size(), count);
 }
 
+// Engines compute these themselves (docs/formats.md).
+TEST(BlockKeyTest, TailKeysAreTheDocumentedOnes) {
+  EXPECT_EQ(TailKey(*BlockKey::FromBytes("parent"), 17).ToHex(),
+            "49177db366ab7e1f1b841454e02a6588e94ede8493f663289cebb3653024e2ca");
+  EXPECT_EQ(TailKey(BlockKey(), 1).ToHex(),
+            "3867a6e85e1d36aea25ce414e9322bf73c7f54a1d20eb57ef9a1bde2c42ada2a");
+}
+
 }  // namespace
 }  // namespace kvmill

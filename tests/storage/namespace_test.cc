@@ -140,7 +140,7 @@ TEST(NamespaceTest, DifferenceShowsNoSecrets) {
   EXPECT_EQ(DescribeDifference(changed, Mixed()), "tenant differs");
   changed = Mixed();
   changed.revision = "r2";
-  EXPECT_EQ(DescribeDifference(changed, Mixed()), "revision: \"r2\", want \"r1\"");
+  EXPECT_EQ(DescribeDifference(changed, Mixed()), "revision is \"r2\" here and \"r1\" there");
 }
 
 TEST(NamespaceTest, RefusesBadSpecsNamingFieldAndValue) {
