@@ -1,0 +1,65 @@
+// The examples of the documents, as their readers run them: each a process beside a real daemon.
+#include <gmock/gmock.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+#include <regex>
+#include <string>
+
+#include "tests/integration/daemon_process.h"
+
+namespace kvmill::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Ended {
+  int code = -1;
+  std::string output;  // Both streams.
+};
+
+Ended RunExample(const std::string& name, const std::string& address) {
+  Ended ended;
+  const std::string command =
+      std::string(KVMILL_EXAMPLES_DIR) + "/" + name + " '" + address + "' 2>&1";
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return ended;
+  char buffer[4096];
+  std::size_t bytes;
+  while ((bytes = fread(buffer, 1, sizeof(buffer), pipe)) > 0) ended.output.append(buffer, bytes);
+  const int status = pclose(pipe);
+  if (WIFEXITED(status)) ended.code = WEXITSTATUS(status);
+  return ended;
+}
+
+TEST(ExamplesTest, StoreAndFetchBringsABlockBack) {
+  const TemporaryDirectory directory;
+  const std::string socket = directory / "run/kvmill.sock";
+  DaemonProcess daemon(DaemonBinary(), {"--socket", socket, "--host-bytes", "256MiB"});
+  ASSERT_FALSE(daemon.WaitReady().is_null()) << daemon.standard_error();
+
+  const std::regex said(
+      R"(stored (\d), found (\d), fetched (\d+) tokens; 4-bit keys are off by (\d+\.\d) %\n)");
+  for (const std::string stored : {"1", "0"}) {  // The second run finds the block of the first.
+    const Ended ended = RunExample("store_and_fetch", "unix:" + socket);
+    EXPECT_EQ(ended.code, 0) << ended.output;
+    std::smatch match;
+    ASSERT_TRUE(std::regex_match(ended.output, match, said)) << ended.output;
+    EXPECT_EQ(match[1], stored);
+    EXPECT_EQ(match[2], "1");
+    EXPECT_EQ(match[3], "128");
+    // 4 bits lose about 10 %; a mix-up of layers, heads or tokens would lose more than all.
+    EXPECT_GT(std::stod(match[4]), 2);
+    EXPECT_LT(std::stod(match[4]), 20);
+  }
+}
+
+TEST(ExamplesTest, WithoutADaemonTheReasonIsSaid) {
+  const TemporaryDirectory directory;
+  const Ended ended = RunExample("store_and_fetch", "unix:" + (directory / "none.sock"));
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.output, HasSubstr("UNAVAILABLE"));
+}
+
+}  // namespace
+}  // namespace kvmill::testing
