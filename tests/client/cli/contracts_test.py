@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""docs/contracts.md against the programs: every table row is compared with what a kvmill or kvmilld really says (ctest
+`contracts_test`)."""
+import json
+import os
+import re
+import sys
+import unittest
+import urllib.request
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cli_support  # noqa: E402
+from cli_support import Case, Daemon, gaussian  # noqa: E402
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+import check_docs  # noqa: E402
+
+
+class Contracts(Case):
+    @classmethod
+    def setUpClass(cls):
+        cls.text = check_docs.read(cli_support.SOURCE_DIR, check_docs.CONTRACTS)
+
+    def setUp(self):
+        super().setUp()
+        self.daemon = Daemon("--metrics", "127.0.0.1:0")
+        self.addCleanup(self.daemon.remove)
+        self.addCleanup(self.daemon.stop)
+        self.server = self.daemon.server
+        self.seen = set()
+
+    def rows(self, title):
+        """Names in the first cell of each row below a heading -> names in the second."""
+        cells = check_docs.table_rows(check_docs.section(self.text, title))
+        return {names[0]: check_docs.names_in(row[1]) for row in cells for names in [check_docs.names_in(row[0])] if names}
+
+    def ask(self, *arguments, server=None):
+        """Runs a command and compares its fields with its row; the JSON."""
+        command = " ".join(arguments[:2 if arguments[0] == "bench" else 1])
+        said = self.kvmill(*arguments, "--json", server=server).json()
+        self.assertEqual(list(said[0] if isinstance(said, list) else said), self.rows("kvmill")[command],
+                         f"fields of {command}: left the program's, right those of docs/contracts.md")
+        self.seen.add(command)
+        return said
+
+    def scrape(self):
+        with urllib.request.urlopen(f"http://{self.daemon.ready['metrics']}/metrics", timeout=30) as answer:
+            return answer.read().decode()
+
+    def test_every_command_has_the_fields_of_its_row(self):
+        k, v = self.write("pL00_k.npy", gaussian(300, 2, 64, 1)), self.write("pL00_v.npy", gaussian(300, 2, 64, 2))
+        shape = ("--format", "k4v2_g128", "--head-dim", "64")
+        self.ask("encode", "--k", k, "--v", v, "--format", "k4v2_g128", "--records", self.path("r"), server=False)
+        self.ask("decode", "--records", self.path("r"), *shape, "--heads", "2", "--k", self.path("k"), "--v",
+                 self.path("v"), server=False)
+        name = ("--namespace", "n", "--sequence", "s")
+        self.ask("put", *name, "--format", "k4v2_g128", "--kv", self.path("p"), "--wait", "durable")
+        self.ask("lookup", *name)
+        self.ask("get", *name, "--out", self.path("out_"))
+        # Two whole blocks and a tail: three (block, layer group) pairs.
+        self.assertEqual(self.ask("stat")["blocks"], 3)
+        self.assertEqual(len(self.ask("ls")), 3)
+        self.assertEqual(self.ask("verify")["records_checked"], 3 * 2 * 2)  # Heads and tiers.
+        self.ask("flush")
+        self.assertEqual(self.ask("evict", "--tier", "host")["blocks"], 3)
+        self.assertEqual(self.ask("rm", *name)["blocks"], 3)
+        self.ask("clear", "--namespace", "n")
+        with open(self.path("trace"), "w", encoding="utf-8") as file:
+            file.write(json.dumps({"hash_ids": [1, 2]}) + "\n")
+        self.ask("replay", "--trace", self.path("trace"), "--blocks", "5", server=False)
+        self.ask("capacity", "--layers", "2", "--kv-heads", "2", *shape, "--memory", "1GiB", server=False)
+        self.ask("bench", "encode", *shape, "--repetitions", "1", server=False)
+        self.ask("bench", "lookup", "--keys", "1000", server=False)
+        self.ask("bench", "disk", "--bytes", "16MiB", "--dir", self.path(""), server=False)
+        rows = set(self.rows("kvmill"))
+        self.assertEqual(self.seen, rows)
+        # And the table has every command of the program.
+        commands = set()
+        for group in ("", "bench"):
+            said = self.kvmill(*filter(None, [group, "--help"]), server=False).output
+            listed = re.findall(r"^  ([a-z]+) ", said.split("Subcommands:")[1].split("\n\n")[0], re.MULTILINE)
+            commands |= {f"{group} {command}".strip() for command in listed}
+        self.assertEqual(commands - {"bench"}, rows)
+
+    def test_a_miss_prints_its_json_and_ends_with_3(self):
+        self.write("pL00_k.npy", gaussian(128, 1, 64, 1))
+        self.write("pL00_v.npy", gaussian(128, 1, 64, 2))
+        self.kvmill("put", "--namespace", "misses", "--sequence", "s", "--format", "k4v2_g128", "--kv", self.path("p"))
+        for command in (["get", "--out", self.path("x")], ["lookup"], ["rm"]):
+            said = self.kvmill(*command, "--namespace", "misses", "--sequence", "none", "--json", code=3).json()
+            self.assertEqual(list(said), self.rows("kvmill")[command[0]])
+        self.assertEqual(self.kvmill("clear", "--namespace", "none", "--json", code=3).output, "")
+
+    def test_the_ready_line_has_the_fields_of_its_table(self):
+        cells = check_docs.table_rows(check_docs.section(self.text, "Ready line"))
+        self.assertEqual(list(self.daemon.ready), [name for row in cells for name in check_docs.names_in(row[0])])
+        self.assertRegex(self.daemon.ready["boot_id"], "^[0-9a-f]{32}$")
+        self.assertIsNone(self.daemon.ready["listen"])
+
+    def test_the_metrics_are_those_of_the_table(self):
+        self.write("mL00_k.npy", gaussian(128, 1, 64, 1))
+        self.write("mL00_v.npy", gaussian(128, 1, 64, 2))
+        self.kvmill("put", "--namespace", "m", "--sequence", "s", "--format", "k4v2_g128", "--kv", self.path("m"))
+        want = check_docs.documented_families(self.text, "Metrics")
+        said = self.scrape()
+        types = dict(re.findall(r"^# TYPE kvmill_(\w+) (\w+)$", said, re.MULTILINE))
+        self.assertEqual(types, {name: kind for name, (kind, _) in want.items()})
+        for name, (kind, labels) in want.items():
+            sample = re.search(rf"^kvmill_{name}{'_count' if kind == 'histogram' else ''}(?:{{(.*)}})? ", said,
+                               re.MULTILINE)
+            self.assertIsNotNone(sample, name)
+            self.assertEqual(re.findall(r'(\w+)="', sample.group(1) or ""), labels, f"labels of {name}")
+            if kind == "counter":
+                self.assertTrue(name.endswith("_total"), name)
+
+
+if __name__ == "__main__":
+    cli_support.main()
