@@ -87,6 +87,7 @@ KVMILL_DEVICE float Max(float a, float b) { return fmaxf(a, b); }
 // Within 2 ulp; 2^-inf is 0.
 KVMILL_DEVICE float Exp2(float x) { return exp2f(x); }
 KVMILL_DEVICE float Log2(float x) { return log2f(x); }
+KVMILL_DEVICE float Tanh(float x) { return tanhf(x); }
 // Ties to even.
 KVMILL_DEVICE int RoundToInt(float x) { return __float2int_rn(x); }
 KVMILL_DEVICE std::uint32_t BitsOf(float x) { return __float_as_uint(x); }
@@ -108,6 +109,12 @@ KVMILL_DEVICE std::uint32_t HalfSub2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t d;
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
+}
+// Bytes of {high, low}: nibble i of `selector` (0..7, counted from the lowest of `low`) is byte i
+// of the result.
+KVMILL_DEVICE std::uint32_t PermuteBytes(std::uint32_t low, std::uint32_t high,
+                                         std::uint32_t selector) {
+  return __byte_perm(low, high, selector);
 }
 // `low` and `high` rounded to fp16.
 KVMILL_DEVICE std::uint32_t PackHalf2(float low, float high) {
@@ -209,6 +216,7 @@ KVMILL_DEVICE float Min(float a, float b) { return b < a || a != a ? b : a; }
 KVMILL_DEVICE float Max(float a, float b) { return b > a || a != a ? b : a; }
 float Exp2(float x);
 float Log2(float x);
+float Tanh(float x);
 int RoundToInt(float x);
 KVMILL_DEVICE std::uint32_t BitsOf(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 KVMILL_DEVICE float FromBits(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
@@ -232,6 +240,15 @@ std::uint16_t FloatToBFloat16(float x);
 std::uint32_t HalfFma2(std::uint32_t a, std::uint32_t b, std::uint32_t c);
 std::uint32_t HalfSub2(std::uint32_t a, std::uint32_t b);
 std::uint32_t PackHalf2(float low, float high);
+KVMILL_DEVICE std::uint32_t PermuteBytes(std::uint32_t low, std::uint32_t high,
+                                         std::uint32_t selector) {
+  const std::uint64_t bytes = low | std::uint64_t{high} << 32;
+  std::uint32_t out = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    out |= static_cast<std::uint32_t>(bytes >> (selector >> (4 * i) & 7u) * 8 & 0xFFu) << (8 * i);
+  }
+  return out;
+}
 
 Vector16 Load16(const void* address);
 void Store16(void* address, const Vector16& v);

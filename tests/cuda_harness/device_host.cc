@@ -203,6 +203,7 @@ unsigned ReduceMin(unsigned mask, unsigned value, const char* file, int line) {
 
 float Exp2(float x) { return std::exp2(x); }
 float Log2(float x) { return std::log2(x); }
+float Tanh(float x) { return std::tanh(x); }
 int RoundToInt(float x) {  // Saturates, as cvt does; NaN is 0.
   if (std::isnan(x)) return 0;
   if (x >= 2147483648.0f) return INT_MAX;
