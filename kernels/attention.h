@@ -169,6 +169,19 @@ void AttentionCpu(const AttentionArgs& args, const AttentionWorkers& workers,
 std::vector<std::string_view> CpuAttentionNames();
 std::string_view CpuAttentionName();
 
+// On a device, where `args.sequences` and everything that `args` points to lies; it stays so until
+// the stream has got there. The caller has validated the arguments. `worker_count` blocks of
+// threads share the work, whatever the lengths, which are read on the device and may change between
+// launches of a captured graph; a good number is how many the device holds at a time. `workspace`
+// is aligned to 256 bytes and has AttentionCudaWorkspaceBytes(...) bytes, zeroed before its first
+// use; one call at a time may use it. Two kernels are enqueued, nothing is allocated or
+// synchronized. INVALID_ARGUMENT for a bad shape, INTERNAL when a launch fails, UNIMPLEMENTED in
+// builds without CUDA (the workspace is then empty).
+std::size_t AttentionCudaWorkspaceBytes(const TileFormat& format, std::size_t sequence_count,
+                                        std::uint32_t worker_count);
+absl::Status AttentionCuda(const AttentionArgs& args, std::uint32_t worker_count, void* workspace,
+                           CUstream_st* stream);
+
 // For tests and benchmarks: from now on use `name` wherever the level in use can run it; "" goes
 // back to the best one. False, and nothing changes, if the name is not one of CpuAttentionNames().
 // Process-wide: not while another thread runs AttentionCpu.

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string>
 
+#include "kernels/attention.h"
 #include "kernels/decode.h"
 #include "kernels/encode.h"
 
@@ -28,9 +29,14 @@ TEST(CudaLinkTest, NoDriverAndNoRuntimeIsLinked) {
 TEST(CudaLinkTest, WithoutADeviceTheLaunchersAnswer) {
   if (access("/dev/nvidiactl", F_OK) == 0) GTEST_SKIP() << "there is a device";
   const TileFormat format;
+  const AttentionSequence sequence;
+  AttentionArgs attention;
+  attention.shape.q_heads = attention.shape.kv_heads = 1;
+  attention.sequences = {&sequence, 1};
   for (const absl::Status& status :
        {EncodeTilesCuda(format, Frame::kModel, nullptr, 1, nullptr, nullptr),
-        DecodeTilesCuda(format, Frame::kModel, nullptr, 1, nullptr)}) {
+        DecodeTilesCuda(format, Frame::kModel, nullptr, 1, nullptr),
+        AttentionCuda(attention, 1, nullptr, nullptr)}) {
     // UNIMPLEMENTED in builds without CUDA.
     EXPECT_TRUE(status.code() == absl::StatusCode::kInternal ||
                 status.code() == absl::StatusCode::kUnimplemented)
