@@ -270,7 +270,6 @@ AttentionKernel(AttentionParameters p) {
     LoadQueries<kDim>(p, share, shared.queries);
     AttentionWarp<kDim> warp(p, share, shared.queries, warp_memory);
     warp.Run();
-    SyncThreads();  // The queries become outputs.
     MeetWarps<kDim>(p, warp, shared);
 
     const bool begins = position == share.unit_begin;
