@@ -172,8 +172,13 @@ KVMILL_AVX512_INLINE __m512 SumOf(const std::int32_t* sums, std::size_t vector_c
 
 // ---- Scales. ----
 
-inline void AskFor(const std::byte* first, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i, 0, 2);
+// Asks for part `r` of `count` of the bytes.
+inline void AskFor(const std::byte* first, std::size_t bytes, std::size_t r, std::size_t count) {
+  constexpr std::size_t kLineBytes = 64;
+  const std::size_t lines = (bytes + kLineBytes - 1) / kLineBytes;
+  for (std::size_t i = lines * r / count; i < lines * (r + 1) / count; ++i) {
+    __builtin_prefetch(first + i * kLineBytes, 0, 2);
+  }
 }
 
 KVMILL_AVX512_INLINE __m512 HalfToFloat(__m256i half) { return _mm512_cvtph_ps(half); }
@@ -396,17 +401,14 @@ KVMILL_AVX512_TARGET inline void AttendTileAvx512(const TileStep& step,
   float* const v_scale = k_token + kHeadDimMax;
   float* const v_zero = v_scale + kHeadDimMax;
   float* const v_channel = v_zero + kHeadDimMax;
-  AskFor(step.next_record + layout.k_scale, layout.v_codes - layout.k_scale);
-  AskFor(step.next_record + layout.v_channel, layout.bytes - layout.v_channel);
   LoadScales(record + layout.k_scale, dim, k_scale);
   LoadScales(record + layout.k_zero, dim, k_zero);
   LoadScalesInPlaneOrder(record + layout.k_token, group, format.key_bits, step.rule->scale,
                          k_token);
-  LoadScalesInPlaneOrder(record + layout.v_scale, group, format.key_bits, 1, v_scale);
-  LoadScalesInPlaneOrder(record + layout.v_zero, group, format.key_bits, 1, v_zero);
-  LoadScalesInPlaneOrder(record + layout.v_channel, dim, format.value_bits, 1, v_channel);
   const Avx512Scales scales{k_scale, k_zero, k_token, v_scale, v_zero, v_channel};
 
+  // The next record is asked for in the order of its bytes, which the processor's own prefetching
+  // follows best: the codes while those of this one are unpacked, the scales here.
   FixedRow rows[kUnitRowsMax];
   for (std::size_t r = 0; r < step.row_count; ++r) {
     const float* query = step.query + r * dim;
@@ -418,7 +420,11 @@ KVMILL_AVX512_TARGET inline void AttendTileAvx512(const TileStep& step,
   const CodeMatrix keys{record + layout.k_codes, format.key_bits, dim, group};
   multiply({keys, 8, step.row_count, scratch.quads, scratch.planes, scratch.sums,
             step.next_record + layout.k_codes});
+  LoadScalesInPlaneOrder(record + layout.v_scale, group, format.key_bits, 1, v_scale);
+  LoadScalesInPlaneOrder(record + layout.v_zero, group, format.key_bits, 1, v_zero);
+  LoadScalesInPlaneOrder(record + layout.v_channel, dim, format.value_bits, 1, v_channel);
   for (std::size_t r = 0; r < step.row_count; ++r) {
+    AskFor(step.next_record + layout.k_scale, layout.v_codes - layout.k_scale, r, step.row_count);
     std::int8_t* planes = scratch.planes + 2 * r * group;
     rows[r] = group == 64 ? FixWeights<64>(step, scales, scratch.sums, rows[r], r, planes)
                           : FixWeights<128>(step, scales, scratch.sums, rows[r], r, planes);
@@ -427,6 +433,7 @@ KVMILL_AVX512_TARGET inline void AttendTileAvx512(const TileStep& step,
   multiply({values, format.key_bits, step.row_count, scratch.quads, scratch.planes, scratch.sums,
             step.next_record + layout.v_codes});
   for (std::size_t r = 0; r < step.row_count; ++r) {
+    AskFor(step.next_record + layout.v_channel, layout.bytes - layout.v_channel, r, step.row_count);
     AddOutputs(step, scales, scratch.sums, rows[r], r);
   }
 }

@@ -2,60 +2,91 @@
 #include "kernels/cpu/tile_method.h"
 
 #if defined(__x86_64__)
+#include <cstring>
+
 #include "kernels/cpu/tile_avx512.h"
 
 #define KVMILL_TARGET __attribute__((target(KVMILL_AVX512 ",avx512vnni")))
+#define KVMILL_INLINE __attribute__((always_inline, target(KVMILL_AVX512 ",avx512vnni"))) inline
 
 namespace kvmill {
 namespace {
 
-// kRows rows times two vectors of quads, whose sums are `vector_sums` int32 apart.
-template <std::size_t kRows>
-KVMILL_TARGET void MultiplyRows(const std::uint8_t* quads, const std::int8_t* planes,
-                                std::size_t length, std::int32_t* sums) {
-  constexpr std::size_t kVectorSums = 2 * kBlockRows * 16;
-  const std::uint8_t* other = quads + length * 16;
-  __m512i a[2 * kRows];
-  __m512i b[2 * kRows];
-  for (std::size_t p = 0; p < 2 * kRows; ++p) a[p] = b[p] = _mm512_setzero_si512();
-  for (std::size_t k = 0; k < length; k += 4) {
-    const __m512i x = _mm512_load_si512(quads + k * 16);
-    const __m512i y = _mm512_load_si512(other + k * 16);
-    for (std::size_t p = 0; p < 2 * kRows; ++p) {
-      const __m512i q =
-          _mm512_set1_epi32(*reinterpret_cast<const std::int32_t*>(planes + p * length + k));
-      a[p] = _mm512_dpbusd_epi32(a[p], x, q);
-      b[p] = _mm512_dpbusd_epi32(b[p], y, q);
-    }
-  }
-  for (std::size_t p = 0; p < 2 * kRows; ++p) {
-    _mm512_store_si512(sums + p * 16, a[p]);
-    _mm512_store_si512(sums + kVectorSums + p * 16, b[p]);
-  }
+// Sums of one row in two vectors of 16 columns, by plane. Named, not an array: GCC 12 keeps arrays
+// of registers in memory, or copies them from register to register.
+struct RowSums {
+  __m512i high0, high1, low0, low1;
+};
+
+KVMILL_INLINE __m512i FourOf(const std::int8_t* plane) {
+  std::int32_t four;
+  std::memcpy(&four, plane, sizeof(four));
+  return _mm512_set1_epi32(four);
 }
 
-template <std::uint32_t kBits>
+template <std::size_t kLength>
+KVMILL_INLINE void Add(__m512i x, __m512i y, const std::int8_t* planes, RowSums& sums) {
+  const __m512i high = FourOf(planes);
+  const __m512i low = FourOf(planes + kLength);
+  sums.high0 = _mm512_dpbusd_epi32(sums.high0, x, high);
+  sums.high1 = _mm512_dpbusd_epi32(sums.high1, y, high);
+  sums.low0 = _mm512_dpbusd_epi32(sums.low0, x, low);
+  sums.low1 = _mm512_dpbusd_epi32(sums.low1, y, low);
+}
+
+KVMILL_INLINE void Store(const RowSums& sums, std::int32_t* to) {
+  constexpr std::size_t kVectorSums = 2 * kBlockRows * 16;
+  _mm512_store_si512(to, sums.high0);
+  _mm512_store_si512(to + 16, sums.low0);
+  _mm512_store_si512(to + kVectorSums, sums.high1);
+  _mm512_store_si512(to + kVectorSums + 16, sums.low1);
+}
+
+// kRows rows, 1, 2 or 4, times two vectors of quads.
+template <std::size_t kRows, std::size_t kLength>
+KVMILL_TARGET void MultiplyRows(const std::uint8_t* quads, const std::int8_t* planes,
+                                std::int32_t* sums) {
+  const std::uint8_t* other = quads + kLength * 16;
+  const __m512i zero = _mm512_setzero_si512();
+  RowSums row0{zero, zero, zero, zero};
+  RowSums row1 = row0;
+  RowSums row2 = row0;
+  RowSums row3 = row0;
+  for (std::size_t k = 0; k < kLength; k += 4) {
+    const __m512i x = _mm512_load_si512(quads + k * 16);
+    const __m512i y = _mm512_load_si512(other + k * 16);
+    Add<kLength>(x, y, planes + k, row0);
+    if constexpr (kRows > 1) Add<kLength>(x, y, planes + 2 * kLength + k, row1);
+    if constexpr (kRows > 2) Add<kLength>(x, y, planes + 4 * kLength + k, row2);
+    if constexpr (kRows > 2) Add<kLength>(x, y, planes + 6 * kLength + k, row3);
+  }
+  Store(row0, sums);
+  if constexpr (kRows > 1) Store(row1, sums + 32);
+  if constexpr (kRows > 2) Store(row2, sums + 64);
+  if constexpr (kRows > 2) Store(row3, sums + 96);
+}
+
+template <std::uint32_t kBits, std::size_t kLength>
 KVMILL_TARGET void MultiplyOf(const Avx512Product& product) {
   constexpr std::size_t kPlanes = 8 / kBits;
-  const std::size_t length = product.matrix.rows;
   const std::size_t vector_count = product.matrix.columns / 16;
   for (std::size_t v = 0; v < vector_count; v += kPlanes) {
     UnpackQuads<kBits>(product, v / kPlanes * 16, product.quads);
     for (std::size_t n = 0; n < kPlanes; n += 2) {
-      const std::uint8_t* quads = product.quads + n * length * 16;
+      const std::uint8_t* quads = product.quads + n * kLength * 16;
       for (std::size_t r = 0; r < product.row_count;) {
-        const std::int8_t* planes = product.planes + 2 * r * length;
+        const std::int8_t* planes = product.planes + 2 * r * kLength;
         std::int32_t* sums =
             product.sums +
             ((r / kBlockRows * vector_count + v + n) * 2 * kBlockRows + r % kBlockRows * 2) * 16;
         if (r + 4 <= product.row_count) {
-          MultiplyRows<4>(quads, planes, length, sums);
+          MultiplyRows<4, kLength>(quads, planes, sums);
           r += 4;
         } else if (r + 2 <= product.row_count) {
-          MultiplyRows<2>(quads, planes, length, sums);
+          MultiplyRows<2, kLength>(quads, planes, sums);
           r += 2;
         } else {
-          MultiplyRows<1>(quads, planes, length, sums);
+          MultiplyRows<1, kLength>(quads, planes, sums);
           r += 1;
         }
       }
@@ -63,11 +94,23 @@ KVMILL_TARGET void MultiplyOf(const Avx512Product& product) {
   }
 }
 
+template <std::uint32_t kBits>
+void MultiplyBits(const Avx512Product& product) {
+  switch (product.matrix.rows) {
+    case 64:
+      return MultiplyOf<kBits, 64>(product);
+    case 128:
+      return MultiplyOf<kBits, 128>(product);
+    default:
+      return MultiplyOf<kBits, 256>(product);
+  }
+}
+
 void Multiply(const Avx512Product& product) {
   if (product.matrix.bits == 4) {
-    MultiplyOf<4>(product);
+    MultiplyBits<4>(product);
   } else {
-    MultiplyOf<2>(product);
+    MultiplyBits<2>(product);
   }
 }
 
