@@ -6,14 +6,16 @@
 
 namespace kvmill::cli {
 
-void AddTileCommands(CommandLine& line);                // encode, decode
-void AddStoreCommands(CommandLine& line);               // put
-void AddFetchCommands(CommandLine& line);               // lookup, get
-void AddRemovalCommands(CommandLine& line);             // rm, clear, flush, evict
-void AddInspectCommands(CommandLine& line);             // stat, ls, verify
-void AddPlanCommands(CommandLine& line);                // replay, capacity
-void AddBenchCommands(CommandLine& line);               // bench encode, lookup, disk
-void AddBenchDisk(CommandLine& line, CLI::App& bench);  // Called by AddBenchCommands.
+void AddTileCommands(CommandLine& line);     // encode, decode
+void AddStoreCommands(CommandLine& line);    // put
+void AddFetchCommands(CommandLine& line);    // lookup, get
+void AddRemovalCommands(CommandLine& line);  // rm, clear, flush, evict
+void AddInspectCommands(CommandLine& line);  // stat, ls, verify
+void AddPlanCommands(CommandLine& line);     // replay, capacity
+void AddBenchCommands(CommandLine& line);    // bench encode, lookup
+// Called by AddBenchCommands.
+void AddBenchAttention(CommandLine& line, CLI::App& bench);
+void AddBenchDisk(CommandLine& line, CLI::App& bench);
 
 }  // namespace kvmill::cli
 

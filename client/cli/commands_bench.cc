@@ -128,8 +128,8 @@ absl::Status BenchLookup(const CommonFlags& common, const LookupBenchOptions& op
 }  // namespace
 
 void AddBenchCommands(CommandLine& line) {
-  CLI::App* bench =
-      line.root().add_subcommand("bench", "Measure encode, lookup and disk on this machine");
+  CLI::App* bench = line.root().add_subcommand(
+      "bench", "Measure encode, attention, lookup and disk on this machine");
   bench->require_subcommand(1);
 
   auto encode = std::make_shared<EncodeFlags>();
@@ -164,6 +164,7 @@ void AddBenchCommands(CommandLine& line) {
       ->check(CLI::Range(1u, 32768u))
       ->capture_default_str();
 
+  AddBenchAttention(line, *bench);
   AddBenchDisk(line, *bench);
 }
 

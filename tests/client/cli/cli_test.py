@@ -166,7 +166,7 @@ class Files(Case):
 
 class Usage(Case):
     COMMANDS = ["encode", "decode", "put", "get", "lookup", "rm", "clear", "flush", "evict", "stat", "ls", "verify",
-                "replay", "capacity", "bench encode", "bench lookup", "bench disk"]
+                "replay", "capacity", "bench encode", "bench attention", "bench lookup", "bench disk"]
 
     def test_every_command_explains_itself(self):
         self.assertEqual(self.kvmill("--help").error, "")
@@ -206,6 +206,8 @@ class Usage(Case):
              "--memory", "1XB"],
             ["replay", "--trace", "t", "--blocks", "0"], ["replay", "--trace", "t", "--blocks", "1", "--policy", "x"],
             ["bench", "encode", "--format", "k9v9_g1"], ["bench", "encode", "--simd", "MMX"],
+            ["bench", "attention", "--simd", "MMX"], ["bench", "attention", "--simd", "AVX3+MMX"],
+            ["bench", "attention", "--heads-q", "7", "--heads-kv", "2"], ["bench", "attention", "--context", "0"],
         ]
         for arguments in table:
             with self.subTest(" ".join(arguments)):
@@ -278,6 +280,23 @@ class Bench(Case):
         self.assertGreater(said["memcpy_gb_per_s"], 0)
         self.assertGreater(said["reference_gb_per_s"], 0)
         self.assertTrue(said["simd"])
+
+    def test_bench_attention(self):
+        said = self.kvmill("bench", "attention", "--context", 300, "--heads-q", 6, "--heads-kv", 2, "--head-dim", 64,
+                           "--format", "k4v2_g64", "--threads", 2, "--repetitions", 3, "--json").json()
+        self.assertEqual(list(said)[:8], ["tiles_us", "fp16_us", "ratio", "tiles_gb_per_s", "fp16_gb_per_s",
+                                          "read_gb_per_s", "rel_error", "simd"])
+        # Five blocks of two heads: bytes of their records over the time.
+        self.assertAlmostEqual(said["tiles_gb_per_s"], 10 * 3840 / said["tiles_us"] / 1e3,
+                               delta=0.01 * said["tiles_gb_per_s"])
+        self.assertGreater(said["read_gb_per_s"], 0)
+        self.assertLess(said["rel_error"], 1e-3)
+        self.assertIn("+", said["simd"])
+        forced = self.kvmill("bench", "attention", "--context", 64, "--heads-q", 1, "--heads-kv", 1,
+                             "--repetitions", 1, "--simd", said["simd"].split("+")[0] + "+PORTABLE", "--json").json()
+        self.assertTrue(forced["simd"].endswith("+PORTABLE"))
+        self.assertLess(forced["rel_error"], 2e-5)
+        self.assertIn("cuda", self.kvmill("bench", "attention", "--device", "cuda", code=1).error)
 
     def test_bench_lookup(self):
         said = self.kvmill("bench", "lookup", "--keys", 20000, "--json").json()

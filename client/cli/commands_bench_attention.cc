@@ -1,0 +1,174 @@
+// bench attention: attention over tiles against 16-bit attention, without a daemon.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/attention_bench.h"
+#include "client/cli/commands.h"
+#include "client/cli/human.h"
+#include "client/cli/output.h"
+#include "kernels/attention.h"
+#include "kernels/simd.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill::cli {
+namespace {
+
+constexpr const char* kAttentionHelp =
+    "One query token of one sequence attends to --context tokens of one layer, over tiles and "
+    "over\n"
+    "fp16, as a decoding step does; every repetition takes another layer, so that K and V come "
+    "from\n"
+    "memory. Both run through the same kernel, threads and prefetching. Medians of the "
+    "repetitions;\n"
+    "1 GB = 1e9 bytes.\n"
+    "  ratio              fp16_us / tiles_us within a repetition\n"
+    "  *_cpu*             the same in processor time per thread: on a busy machine look at these\n"
+    "  read_gb_per_s      as many threads that only read, in the same repetitions\n"
+    "  rel_error          over all outputs, against fp64 on the decoded tiles\n"
+    "\n"
+    "Example:\n"
+    "  kvmill bench attention --context 32768 --heads-q 64 --heads-kv 8 --head-dim 128 --format "
+    "k4v2_g128\n";
+
+struct AttentionFlags {
+  AttentionBenchOptions options;
+  std::string format = "k4v2_g128";
+  std::string device = "host";
+  std::string simd;
+  std::uint32_t head_dim = 128;
+};
+
+// "AVX3+AMX": the level and how codes are multiplied.
+std::string SimdInUse() {
+  return absl::StrCat(std::string(CpuSimdName()), "+", std::string(CpuAttentionName()));
+}
+
+// LEVEL, METHOD or LEVEL+METHOD, as SimdInUse says it.
+absl::Status Force(const std::string& simd) {
+  const std::size_t plus = simd.find('+');
+  const std::string first = simd.substr(0, plus);
+  const bool level = ForceCpuSimd(first);
+  if (plus == std::string::npos && (level || ForceCpuAttention(first))) return absl::OkStatus();
+  if (level && plus != std::string::npos && ForceCpuAttention(simd.substr(plus + 1))) {
+    return absl::OkStatus();
+  }
+  std::vector<std::string> known;
+  for (const std::string_view name : CpuSimdNames()) {
+    ForceCpuSimd(name);
+    for (const std::string_view method : CpuAttentionNames()) {
+      known.push_back(absl::StrCat(std::string(name), "+", std::string(method)));
+    }
+  }
+  ForceCpuSimd("");
+  return UsageError(
+      absl::StrCat("--simd ", simd, ": this machine has ", absl::StrJoin(known, ", ")));
+}
+
+double Median(const std::vector<double>& ascending) { return ascending[ascending.size() / 2]; }
+
+std::string Spread(const std::vector<double>& ascending, int digits) {
+  return absl::StrCat(HumanNumber(ascending.front(), digits), " to ",
+                      HumanNumber(ascending.back(), digits), " in ", ascending.size(), " runs");
+}
+
+absl::Status BenchAttention(const CommonFlags& common, AttentionFlags& flags) {
+  if (flags.device != "host") {
+    return absl::UnimplementedError("--device cuda: attention runs on the host in this version");
+  }
+  AttentionBenchOptions& options = flags.options;
+  KVMILL_ASSIGN_OR_RETURN(options.format, FormatFlag(flags.format, flags.head_dim));
+  if (options.kv_heads == 0 || options.q_heads % options.kv_heads != 0) {
+    return UsageError(absl::StrCat("--heads-q ", options.q_heads, " --heads-kv ", options.kv_heads,
+                                   ": want a multiple"));
+  }
+  if (!flags.simd.empty()) KVMILL_RETURN_IF_ERROR(Force(flags.simd));
+  KVMILL_ASSIGN_OR_RETURN(const AttentionBenchResult result, RunAttentionBench(options));
+  const double tiles_us = Median(result.tiles_us);
+  const double fp16_us = Median(result.fp16_us);
+  if (common.json) {
+    PrintJson({{"tiles_us", tiles_us},
+               {"fp16_us", fp16_us},
+               {"ratio", Median(result.ratio)},
+               {"tiles_gb_per_s", result.tiles_gb_per_s},
+               {"fp16_gb_per_s", result.fp16_gb_per_s},
+               {"read_gb_per_s", result.read_gb_per_s},
+               {"rel_error", result.rel_error},
+               {"simd", SimdInUse()},
+               {"rel_error_fp16", result.rel_error_fp16},
+               {"ratio_min", result.ratio.front()},
+               {"ratio_max", result.ratio.back()},
+               {"tiles_us_min", result.tiles_us.front()},
+               {"fp16_us_min", result.fp16_us.front()},
+               {"tiles_cpu_us", Median(result.tiles_cpu_us)},
+               {"fp16_cpu_us", Median(result.fp16_cpu_us)},
+               {"tiles_cpu_us_min", result.tiles_cpu_us.front()},
+               {"fp16_cpu_us_min", result.fp16_cpu_us.front()},
+               {"ratio_cpu", Median(result.ratio_cpu)},
+               {"ratio_cpu_min", result.ratio_cpu.front()},
+               {"ratio_cpu_max", result.ratio_cpu.back()},
+               {"read_cpu_gb_per_s", Median(result.read_cpu_gb_per_s)},
+               {"threads", options.threads},
+               {"layers", result.layers}});
+    return absl::OkStatus();
+  }
+  Report report;
+  report.Add("attention", absl::StrCat(HumanCount(options.context), " tokens"),
+             absl::StrCat(options.q_heads, " query and ", options.kv_heads, " KV heads, head_dim ",
+                          flags.head_dim, ", ", ToString(options.format), ", ", options.threads,
+                          options.threads == 1 ? " thread, " : " threads, ", SimdInUse()));
+  report.Add("tiles", absl::StrCat(HumanNumber(tiles_us / 1e3, 2), " ms"),
+             absl::StrCat(HumanNumber(result.tiles_gb_per_s, 2), " GB/s of records; ",
+                          HumanNumber(Median(result.tiles_cpu_us) / 1e3, 2), " ms of processor"));
+  report.Add("fp16", absl::StrCat(HumanNumber(fp16_us / 1e3, 2), " ms"),
+             absl::StrCat(HumanNumber(result.fp16_gb_per_s, 2), " GB/s; ",
+                          HumanNumber(Median(result.fp16_cpu_us) / 1e3, 2), " ms of processor"));
+  report.Add("ratio", HumanNumber(Median(result.ratio), 2),
+             absl::StrCat(Spread(result.ratio, 2), "; of processor time ",
+                          HumanNumber(Median(result.ratio_cpu), 2)));
+  report.Add("memory", absl::StrCat(HumanNumber(result.read_gb_per_s, 2), " GB/s"),
+             "reading only, as many threads");
+  report.Add("error", absl::StrCat(HumanNumber(result.rel_error * 1e6, 0), "e-6"),
+             absl::StrCat("relative, against fp64 on decoded tiles; fp16 ",
+                          HumanNumber(result.rel_error_fp16 * 1e6, 1), "e-6"));
+  report.Print();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddBenchAttention(CommandLine& line, CLI::App& bench) {
+  auto flags = std::make_shared<AttentionFlags>();
+  CLI::App* app = line.Add(bench, "attention", "Speed of attention over tiles", kAttentionHelp,
+                           [&line, flags] { return BenchAttention(line.flags(), *flags); });
+  app->add_option("--context", flags->options.context, "Tokens of the sequence")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 24))
+      ->capture_default_str();
+  app->add_option("--heads-q", flags->options.q_heads, "Query heads, a multiple of --heads-kv")
+      ->check(CLI::Range(1u, kAttentionHeadsMax))
+      ->capture_default_str();
+  app->add_option("--heads-kv", flags->options.kv_heads, "KV heads")
+      ->check(CLI::Range(1u, kAttentionHeadsMax))
+      ->capture_default_str();
+  app->add_option("--head-dim", flags->head_dim, "64, 128 or 256")->capture_default_str();
+  app->add_option("--format", flags->format, std::string(kFormatHelp))
+      ->type_name("FORMAT")
+      ->capture_default_str();
+  app->add_option("--threads", flags->options.threads, "Threads")
+      ->check(CLI::Range(1u, 1024u))
+      ->capture_default_str();
+  app->add_option("--repetitions", flags->options.repetitions, "Measurements")
+      ->check(CLI::Range(1u, 10000u))
+      ->capture_default_str();
+  app->add_option("--simd", flags->simd,
+                  "Level, method or LEVEL+METHOD to use, as AVX2, VNNI or AVX3+AMX (default: the "
+                  "best)")
+      ->type_name("NAME");
+  app->add_option("--device", flags->device, "host or cuda")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->capture_default_str();
+}
+
+}  // namespace kvmill::cli
