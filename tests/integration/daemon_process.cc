@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -68,6 +70,12 @@ DaemonProcess::~DaemonProcess() {
     waitpid(pid_, nullptr, 0);
   }
   if (output_fd_ >= 0) close(output_fd_);
+  // What a sanitizer finds in the daemon ends it, which a test that kills it anyway would not see.
+  const std::string said = standard_error();
+  if (said.find("Sanitizer") != std::string::npos) {
+    std::fprintf(stderr, "kvmilld: a sanitizer found something\n%s", said.c_str());
+    std::abort();
+  }
 }
 
 bool DaemonProcess::ReadOutput(steady_clock::time_point deadline) {
