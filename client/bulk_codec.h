@@ -5,7 +5,8 @@
 // slice, the bulk field's tag and length follow by hand, and then come slices that reference the
 // owner's memory. Reading: the bulk field is left in the slices that the transport filled.
 //
-// Functions are thread-safe; values belong to one thread at a time.
+// Internal to client/ and service/. Functions are thread-safe; values belong to one thread at a
+// time.
 #ifndef KVMILL_CLIENT_BULK_CODEC_H_
 #define KVMILL_CLIENT_BULK_CODEC_H_
 

@@ -1,5 +1,5 @@
 // HTTP/2 settings that both ends of a kvmill connection use; the numbers are measured
-// (docs/perf.md).
+// (docs/perf.md). Internal to client/ and service/.
 #ifndef KVMILL_CLIENT_CHANNEL_ARGS_H_
 #define KVMILL_CLIENT_CHANNEL_ARGS_H_
 

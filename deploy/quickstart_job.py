@@ -233,7 +233,7 @@ blocks were on disk. Then it was killed with SIGKILL, started again on the same 
     table(rows)
     print("""
 The errors look large and are not: they are noise of single values, which attention averages over many tokens.
-What they do to a model's answers is a matter of its own (docs/perf.md).""")
+What they do to a model's answers is not measured here; docs/perf.md says what errors to expect.""")
 
 
 def run(arguments, folder, daemon):

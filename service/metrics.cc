@@ -89,7 +89,7 @@ void PerFormat(const std::array<std::uint64_t, kFormatNameCount>& values, Metric
   }
 }
 
-// The families of docs: contracts of names and labels. `tier` is one of gpu, host, disk, peer.
+// The families of docs/contracts.md, which tests compare. `tier` is one of gpu, host, disk, peer.
 const Family kFamilies[] = {
     {"build_info", MetricType::Gauge, "Constant 1; version, device and boot id of the daemon.",
      [](const Source& s, MetricFamily* out) {

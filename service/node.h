@@ -18,7 +18,7 @@ class Node {
   // Drains if Drain() was not called.
   ~Node();
 
-  // The JSON line for standard output (docs: contracts), without a line end.
+  // The JSON line for standard output (docs/contracts.md), without a line end.
   std::string ReadyLine() const;
 
   // Refuses new work, lets calls in flight finish (up to drain_timeout, then cancels them), makes

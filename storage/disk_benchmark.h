@@ -16,7 +16,7 @@ struct DiskBenchmarkOptions {
   std::uint64_t bytes = 0;  // Of pages; rounded up to whole blocks.
   // Defaults: 36 layers, 8 KV heads, D 128, k4v2_g128: blocks of about 4 MB.
   std::size_t pages_per_block = 36;
-  std::size_t page_bytes = 110976;
+  std::size_t page_bytes = 110912;
   std::size_t write_threads = 1;
   std::size_t read_threads = 1;
   bool direct_io = true;

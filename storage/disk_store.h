@@ -1,7 +1,8 @@
 // The disk tier's store: sealed blocks, written in the background, found again after any crash.
 //
 // An interface, so that tests can make it fail; RocksDiskStore (storage/rocks_disk_store.h) is the
-// one implementation that ships. Thread-safe. Calls do blocking I/O: no caller holds a lock across
+// one implementation that ships. For storage/, for service/node.cc, which opens it, and for tests;
+// not for engines. Thread-safe. Calls do blocking I/O: no caller holds a lock across
 // them.
 //
 // Durability: a block is durable once a Flush() that started after its Write() returned has

@@ -17,7 +17,7 @@
 // value ever repeats. A reader loads it (acquire), reads, fences and loads again: equal and even
 // means the bytes were whole.
 //
-// Thread-safe.
+// For storage/ and service/node.cc; not for engines. Thread-safe.
 #ifndef KVMILL_STORAGE_PAGE_POOL_H_
 #define KVMILL_STORAGE_PAGE_POOL_H_
 

@@ -10,7 +10,7 @@ Usage: tests/run.sh [--long] [--sanitizers] [--only REGEX] [--jobs N] [--no-inst
   --long           also run the tests labelled 'long', and the long forms of the others (KVMILL_LONG=1)
   --sanitizers     afterwards build the asan and tsan presets and run their tests, without those labelled
                    'slow' or 'long'
-  --only REGEX     only tests whose name matches
+  --only REGEX     only tests whose name matches (everything is built all the same)
   --jobs N         build and test N at a time (default: the number of processors)
   --no-install     do not look for missing Debian packages
 

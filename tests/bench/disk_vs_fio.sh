@@ -3,6 +3,9 @@
 # at the end, and cold random reads of whole blocks, both past the page cache, one thread each.
 # Prints every repetition, then median and spread of the ratios.
 #
+# Needs fio (Debian package of that name) and python3; PAGE_BYTES defaults to a page of 8 heads of
+# k4v2_g128, head_dim 128 (docs/formats.md).
+#
 #   disk_vs_fio.sh [BENCH [DIRECTORY [BYTES [REPETITIONS [PAGES PAGE_BYTES]]]]]
 set -euo pipefail
 bench=${1:-build/release/bin/disk_bench}
@@ -10,7 +13,7 @@ directory=${2:-${TMPDIR:-/tmp}}
 bytes=${3:-2000000000}
 repetitions=${4:-5}
 pages=${5:-36}
-page_bytes=${6:-110976}
+page_bytes=${6:-110912}
 # fio's blocks: as large as ours, rounded up to what O_DIRECT takes.
 block=$(((pages * page_bytes + 4095) / 4096 * 4096))
 
