@@ -70,6 +70,7 @@ class Contracts(Case):
         self.ask("replay", "--trace", self.path("trace"), "--blocks", "5", server=False)
         self.ask("capacity", "--layers", "2", "--kv-heads", "2", *shape, "--memory", "1GiB", server=False)
         self.ask("bench", "encode", *shape, "--repetitions", "1", server=False)
+        self.ask("bench", "attention", "--context", "1024", "--repetitions", "1", server=False)
         self.ask("bench", "lookup", "--keys", "1000", server=False)
         self.ask("bench", "disk", "--bytes", "16MiB", "--dir", self.path(""), server=False)
         rows = set(self.rows("kvmill"))
