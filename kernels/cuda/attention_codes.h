@@ -24,25 +24,48 @@ namespace device {
 
 constexpr float kCodeUnit = 16777216.0f;  // 2^24
 
-// Eight codes as nibbles, from 2 or 4 bits each.
-KVMILL_DEVICE std::uint32_t LoadNibbles(const std::byte* at, int bits) {
-  if (bits == 4) return *reinterpret_cast<const std::uint32_t*>(at);
-  std::uint32_t x = *reinterpret_cast<const std::uint16_t*>(at);
-  x = (x | x << 8) & 0x00FF00FFu;
-  x = (x | x << 4) & 0x0F0F0F0Fu;
-  return (x | x << 2) & 0x33333333u;
+// Eight codes of kBits, the first in the low bits.
+template <int kBits>
+KVMILL_DEVICE std::uint32_t LoadEightCodes(const std::byte* at) {
+  if constexpr (kBits == 4) return *reinterpret_cast<const std::uint32_t*>(at);
+  return *reinterpret_cast<const std::uint16_t*>(at);
 }
 
-// The same eight codes of two rows (a and b), so that one mask makes a fragment register of both.
-struct CodePairs {
-  std::uint32_t low;   // Codes 0..3 of a, and of b above them.
+// The same eight codes of two rows (a and b), so that one mask makes a fragment register of both:
+// codes of a in the low half of a word, and of b above them.
+template <int kBits>
+struct CodePairs;
+
+template <>
+struct CodePairs<4> {
+  std::uint32_t low;   // Codes 0..3.
   std::uint32_t high;  // Codes 4..7.
+  KVMILL_DEVICE static CodePairs Of(std::uint32_t a, std::uint32_t b) {
+    return {PermuteBytes(a, b, 0x5410), PermuteBytes(a, b, 0x7632)};
+  }
+  KVMILL_DEVICE std::uint32_t At(int j) const {
+    return ((j < 4 ? low : high) >> (j % 4 * 4)) & 0x000F000Fu;
+  }
 };
-KVMILL_DEVICE CodePairs PairCodes(std::uint32_t a, std::uint32_t b) {
-  return {PermuteBytes(a, b, 0x5410), PermuteBytes(a, b, 0x7632)};
-}
-KVMILL_DEVICE std::uint32_t CodesAt(const CodePairs& pairs, int j) {
-  return ((j < 4 ? pairs.low : pairs.high) >> (j % 4 * 4)) & 0x000F000Fu;
+
+template <>
+struct CodePairs<2> {
+  std::uint32_t all;
+  KVMILL_DEVICE static CodePairs Of(std::uint32_t a, std::uint32_t b) {
+    return {PermuteBytes(a, b, 0x5410)};
+  }
+  KVMILL_DEVICE std::uint32_t At(int j) const { return (all >> (j * 2)) & 0x00030003u; }
+};
+
+// The powers of two that bring a largest magnitude into [1, 2), and back. Exact, unlike a division;
+// of 0 (and of what is next to it) `back` is 0.
+struct PowerScale {
+  float there;
+  float back;
+};
+KVMILL_DEVICE PowerScale ScaleOf(float largest) {
+  const std::uint32_t exponent = BitsOf(largest) & 0x7F800000u;
+  return {FromBits((254u << 23) - exponent), FromBits(exponent)};
 }
 
 // Two fp32 values as 16-bit ones, and what is left over of each.
@@ -64,13 +87,15 @@ KVMILL_DEVICE Planes SplitBFloat16(float a, float b) {
   return {x | static_cast<std::uint32_t>(y) << 16, x_rest | static_cast<std::uint32_t>(y_rest)
                                                                 << 16};
 }
-KVMILL_DEVICE Planes Split(float a, float b, bool fp16) {
-  return fp16 ? SplitHalf(a, b) : SplitBFloat16(a, b);
+template <DType kDType>
+KVMILL_DEVICE Planes Split(float a, float b) {
+  if constexpr (kDType == DType::kFloat16) return SplitHalf(a, b);
+  return SplitBFloat16(a, b);
 }
 
-KVMILL_DEVICE void Mma(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
-                       bool fp16) {
-  if (fp16) {
+template <DType kDType>
+KVMILL_DEVICE void Mma(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  if constexpr (kDType == DType::kFloat16) {
     MmaHalf(c, a, b);
   } else {
     MmaBFloat16(c, a, b);
@@ -101,11 +126,11 @@ KVMILL_DEVICE int ColumnOfChannel(int channel) {
 
 // sums[j][e] += the product of the vectors with the codes of K: row g, token 8*(2t+e) + j of the 64
 // that begin at word `word` of each channel's row; values and left-overs added up, times 2^-24.
-template <int kDim>
+template <int kDim, int kBits>
 KVMILL_DEVICE void KeyProducts(const VectorPlanes<kDim>& vectors, const std::byte* codes,
-                               int row_bytes, int word, int bits, float (&sums)[8][2]) {
+                               int row_bytes, int word, float (&sums)[8][2]) {
   const int lane = static_cast<int>(LaneIndex());
-  const std::byte* at = codes + lane % 4 * row_bytes + (word + lane / 4) * bits;
+  const std::byte* at = codes + lane % 4 * row_bytes + (word + lane / 4) * kBits;
   float c[8][4];
   KVMILL_UNROLL
   for (int j = 0; j < 8; ++j) {
@@ -116,12 +141,13 @@ KVMILL_DEVICE void KeyProducts(const VectorPlanes<kDim>& vectors, const std::byt
   for (int step = 0; step < kDim / 16; ++step, at += 16 * row_bytes) {
     std::uint32_t a[4];
     vectors.Load(a, step);
-    const CodePairs first = PairCodes(LoadNibbles(at, bits), LoadNibbles(at + 4 * row_bytes, bits));
-    const CodePairs second =
-        PairCodes(LoadNibbles(at + 8 * row_bytes, bits), LoadNibbles(at + 12 * row_bytes, bits));
+    const auto first =
+        CodePairs<kBits>::Of(LoadEightCodes<kBits>(at), LoadEightCodes<kBits>(at + 4 * row_bytes));
+    const auto second = CodePairs<kBits>::Of(LoadEightCodes<kBits>(at + 8 * row_bytes),
+                                             LoadEightCodes<kBits>(at + 12 * row_bytes));
     KVMILL_UNROLL
     for (int j = 0; j < 8; ++j) {
-      const std::uint32_t b[2] = {CodesAt(first, j), CodesAt(second, j)};
+      const std::uint32_t b[2] = {first.At(j), second.At(j)};
       MmaHalf(c[j], a, b);
     }
   }

@@ -11,14 +11,12 @@
 #include "kernels/attention.h"
 #include "kernels/cuda/attention_codes.h"
 #include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/attention_steps.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/tile_registers.h"
 
 namespace kvmill {
 namespace device {
 
-constexpr int kAttentionWarps = 4;  // Of a block of threads.
-constexpr int kRawTokens = 16;      // Of raw rows, worked on together.
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
@@ -32,35 +30,21 @@ struct UnitQueries {
   VectorPlanes<kDim> bfloat16;
 };
 
-// The memory of one warp: `keys` and `values` hold the halves of a record or kRawTokens raw rows.
-template <int kDim>
-struct WarpMemory {
-  VectorPlanes<kDim>* planes;  // q * S of one tile.
-  std::byte* keys;
-  std::byte* values;
-};
-
-template <int kDim>
-constexpr unsigned kRawPitch = 2 * kDim + 16;  // Bytes between staged raw rows: other banks.
-
 template <int kDim>
 class AttentionWarp {
  public:
+  using Step = typename AttentionSteps<kDim>::Step;
+
   KVMILL_DEVICE AttentionWarp(const AttentionParameters& p, const Share& share,
                               const UnitQueries<kDim>& queries, const WarpMemory<kDim>& memory)
       : p_(p),
-        sequence_(p.sequences[share.sequence]),
-        share_(share),
         q_(queries),
         memory_(memory),
+        steps_(p, share, memory),
         row_(static_cast<int>(LaneIndex()) / 4),
         pair_(static_cast<int>(LaneIndex()) % 4),
         group_(p.shape.format.group),
         log2_scale_(p.shape.scale * kLog2E) {
-    const unsigned sharing = p.shape.q_heads / p.shape.kv_heads;
-    const unsigned row = share.row_group * kUnitRows + static_cast<unsigned>(row_);
-    seen_ = {0, 0};
-    if (row < sequence_.query_count * sharing) seen_ = SeenBy(p.shape, sequence_, row / sharing);
     KVMILL_UNROLL
     for (int i = 0; i < kDim / 8; ++i) {
       KVMILL_UNROLL
@@ -69,37 +53,43 @@ class AttentionWarp {
   }
 
   KVMILL_DEVICE void Run() {
-    Step step = Find(share_.block + WarpIndex());
+    Step step = steps_.First();
     if (step.valid) {
-      LoadHalf(step, false);
+      steps_.LoadHalf(step, false);
       CpAsyncCommit();
-      LoadHalf(step, true);
+      steps_.LoadHalf(step, true);
       CpAsyncCommit();
     }
     KVMILL_NO_UNROLL
     while (step.valid) {
-      const Step next = After(step);
+      const Step next = steps_.After(step);
       CpAsyncWait<1>();
       SyncWarp();
       const float old_max = max_;
       if (step.tile) {
         TileScores(step);
+      } else if (steps_.TypeOf(step, false) == DType::kFloat16) {
+        RawScores<DType::kFloat16>(step);
       } else {
-        RawScores(step);
+        RawScores<DType::kBFloat16>(step);
       }
       SyncWarp();
-      if (next.valid) LoadHalf(next, false);
+      if (next.valid) steps_.LoadHalf(next, false);
       CpAsyncCommit();
       CpAsyncWait<1>();
       SyncWarp();
       const float moved = max_ == kMinusInfinity ? 1.0f : Exp2(old_max - max_);
-      if (step.tile) {
-        AddTileValues(moved);
+      if (step.tile && p_.shape.format.value_bits == 4) {
+        AddTileValues<4>(moved);
+      } else if (step.tile) {
+        AddTileValues<2>(moved);
+      } else if (steps_.TypeOf(step, true) == DType::kFloat16) {
+        AddRawValues<DType::kFloat16>(moved);
       } else {
-        AddRawValues(step, moved);
+        AddRawValues<DType::kBFloat16>(moved);
       }
       SyncWarp();
-      if (next.valid) LoadHalf(next, true);
+      if (next.valid) steps_.LoadHalf(next, true);
       CpAsyncCommit();
       step = next;
     }
@@ -127,117 +117,14 @@ class AttentionWarp {
   }
 
  private:
-  // A whole tile, or kRawTokens raw rows. The same in all lanes.
-  struct Step {
-    bool valid;
-    bool tile;
-    bool tail;
-    unsigned block;
-    unsigned first;  // Token of the block; 0 for tiles.
-    unsigned limit;  // Tokens of the block that somebody sees end here.
-    const std::byte* data;
-  };
-
-  // What the row of this lane sees of a block, as tokens of the block.
-  KVMILL_DEVICE unsigned Clip(std::uint64_t token, unsigned block) const {
-    const std::uint64_t first = std::uint64_t{block} * group_;
-    if (token <= first) return 0;
-    return token - first < group_ ? static_cast<unsigned>(token - first) : group_;
-  }
-
-  // The first block from `block` on, in steps of the warps, that any row sees.
-  KVMILL_DEVICE Step Find(unsigned block) const {
-    for (; block < share_.block_end; block += kAttentionWarps) {
-      const unsigned begin = Clip(seen_.begin, block);
-      const unsigned end = Clip(seen_.end, block);
-      const bool sees = begin < end;
-      const unsigned limit = ReduceMax(kAllLanes, sees ? end : 0);
-      const unsigned first = ReduceMin(kAllLanes, sees ? begin : group_);
-      if (limit == 0) continue;
-      Step step{true, false, true, block, first / kRawTokens * kRawTokens, limit, nullptr};
-      if (block < sequence_.block_count) {
-        const AttentionBlock& entry =
-            sequence_.blocks[std::size_t{block} * p_.shape.kv_heads + share_.kv_head];
-        step.tail = false;
-        step.tile = entry.kind == BlockKind::kTile;
-        step.data = entry.data;
-        if (step.tile) step.first = 0;
-      }
-      return step;
-    }
-    return Step{false, false, false, 0, 0, 0, nullptr};
-  }
-
-  KVMILL_DEVICE Step After(const Step& step) const {
-    if (!step.tile && step.first + kRawTokens < step.limit) {
-      Step next = step;
-      next.first += kRawTokens;
-      return next;
-    }
-    return Find(step.block + kAttentionWarps);
-  }
-
-  KVMILL_DEVICE DType TypeOf(const Step& step, bool values) const {
-    if (!step.tail) return p_.shape.raw.dtype;
-    const TailHead& tail = sequence_.tail[share_.kv_head];
-    return values ? tail.v.dtype : tail.k.dtype;
-  }
-
-  KVMILL_DEVICE void LoadHalf(const Step& step, bool values) const {
-    const unsigned lane = LaneIndex();
-    std::byte* const to = values ? memory_.values : memory_.keys;
-    if (step.tile) {
-      const std::size_t first = values ? p_.layout.v_codes : 0;
-      const auto bytes =
-          static_cast<unsigned>((values ? p_.layout.bytes : p_.layout.v_codes) - first);
-      const std::byte* const from = step.data + first;
-      if (reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
-        for (unsigned i = 16 * lane; i < bytes; i += 16 * 32) CpAsync16(to + i, from + i);
-      } else {
-        for (unsigned i = lane; i < bytes; i += 32) to[i] = from[i];
-      }
-      return;
-    }
-    constexpr unsigned kPieces = kDim / 8;  // Of a row.
-    for (unsigned i = lane; i < kRawTokens * kPieces; i += 32) {
-      const unsigned token = step.first + i / kPieces;
-      std::byte* const at = to + i / kPieces * kRawPitch<kDim> + i % kPieces * 16;
-      if (token >= step.limit) {  // There may be no such row.
-        Store16(at, Vector16{{0, 0, 0, 0}});
-        continue;
-      }
-      const std::byte* row;
-      std::ptrdiff_t stride = 2;
-      if (step.tail) {
-        const TailHead& tail = sequence_.tail[share_.kv_head];
-        const HeadPages& pages = values ? tail.v : tail.k;
-        row = TokenRow(pages, (step.block - sequence_.block_count) * group_ + token);
-        stride = pages.channel_stride_bytes;
-      } else {
-        row = step.data + (values ? p_.shape.raw.value_offset_bytes : 0) +
-              static_cast<std::ptrdiff_t>(token) * p_.shape.raw.token_stride_bytes;
-      }
-      row += static_cast<std::ptrdiff_t>(i % kPieces * 8) * stride;
-      if (stride == 2 && reinterpret_cast<std::uintptr_t>(row) % 16 == 0) {
-        CpAsync16(at, row);
-      } else {
-        std::uint16_t eight[8];
-        LoadEight(row, stride, eight);
-        Vector16 v;
-        KVMILL_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          v.word[j] = eight[2 * j] | static_cast<std::uint32_t>(eight[2 * j + 1]) << 16;
-        }
-        Store16(at, v);
-      }
-    }
-  }
-
-  // In units of log2, from q·k.
-  KVMILL_DEVICE float Logit(float product) const {
-    const float cap = p_.shape.soft_cap;
-    if (cap > 0) return cap * kLog2E * Tanh(product * p_.shape.scale / cap);
-    return product * log2_scale_;
+  // Applies the soft cap to scores, which are in units of log2.
+  template <int kCount>
+  KVMILL_DEVICE void Cap(float (&scores)[kCount]) const {
+    const float cap = p_.shape.soft_cap * kLog2E;
+    if (!(cap > 0)) return;
+    const float inverse = 1.0f / cap;
+    KVMILL_UNROLL
+    for (int i = 0; i < kCount; ++i) scores[i] = cap * Tanh(scores[i] * inverse);
   }
 
   // Turns the lane's scores into probabilities under the new maximum.
@@ -296,16 +183,16 @@ class AttentionWarp {
         largest = Max(largest, Max(v[i], -v[i]));
       }
       largest = FromBits(ReduceMax(kAllLanes, BitsOf(largest)));
-      const float inverse = largest > 0 ? 1.0f / largest : 0.0f;
+      const PowerScale power = ScaleOf(largest);
       KVMILL_UNROLL
       for (unsigned h = 1; h < 32; h *= 2) sum += ShuffleXor(kAllLanes, sum, h);
       if (r == row_) {
-        divisor = largest;
+        divisor = power.back;
         zeros = sum;
       }
       KVMILL_UNROLL
       for (int i = 0; i < kEach; ++i) {
-        const float x = v[i] * inverse;
+        const float x = v[i] * power.there;
         const std::uint16_t value = FloatToHalf(x);
         const int column = ColumnOfChannel(lane + 32 * i);
         memory_.planes->rows[r][column] = value;
@@ -332,34 +219,47 @@ class AttentionWarp {
     float zeros;
     FoldQueries(divisor, zeros);
     const float unit = divisor * kCodeUnit;
-    const unsigned begin = Clip(seen_.begin, step.block);
-    const unsigned end = Clip(seen_.end, step.block);
-    const int bits = p_.shape.format.key_bits;
     KVMILL_UNROLL
     for (int span = 0; span < 2; ++span) {
       const int first = 64 * span;
-      if (first < static_cast<int>(group_)) {
-        float sums[8][2];
-        KeyProducts<kDim>(*memory_.planes, memory_.keys, static_cast<int>(group_) * bits / 8,
-                          8 * span, bits, sums);
-        const Sixteen across = LoadSixteen(KeyHalves(p_.layout.k_token) + first + 16 * pair_);
+      if (first >= static_cast<int>(group_)) {  // Masked below.
         KVMILL_UNROLL
-        for (int i = 0; i < 16; ++i) {
-          const auto token = static_cast<unsigned>(first + 16 * pair_ + 8 * (i % 2) + i / 2);
-          const float product = across.At(i / 2, i % 2) * Fma(sums[i / 2][i % 2], unit, zeros);
-          scores_[16 * span + i] = token >= begin && token < end ? Logit(product) : kMinusInfinity;
-        }
+        for (int i = 0; i < 16; ++i) scores_[16 * span + i] = 0;
+        continue;
+      }
+      float sums[8][2];
+      if (p_.shape.format.key_bits == 4) {
+        KeyProducts<kDim, 4>(*memory_.planes, memory_.keys, static_cast<int>(group_) / 2, 8 * span,
+                             sums);
       } else {
-        KVMILL_UNROLL
-        for (int i = 0; i < 16; ++i) scores_[16 * span + i] = kMinusInfinity;
+        KeyProducts<kDim, 2>(*memory_.planes, memory_.keys, static_cast<int>(group_) / 4, 8 * span,
+                             sums);
+      }
+      const Sixteen across = LoadSixteen(KeyHalves(p_.layout.k_token) + first + 16 * pair_);
+      KVMILL_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        scores_[16 * span + i] =
+            across.At(i / 2, i % 2) * Fma(sums[i / 2][i % 2], unit, zeros) * log2_scale_;
+      }
+    }
+    Cap(scores_);
+    const unsigned begin = steps_.Begin(step.block);
+    const unsigned end = steps_.End(step.block);
+    // Few blocks are at an edge of what is seen.
+    if (Ballot(kAllLanes, begin > 0 || end < 128) != 0) {
+      KVMILL_UNROLL
+      for (int i = 0; i < 32; ++i) {
+        const auto token =
+            static_cast<unsigned>(i / 16 * 64 + 16 * pair_ + 8 * (i % 2) + i % 16 / 2);
+        if (token < begin || token >= end) scores_[i] = kMinusInfinity;
       }
     }
     Softmax(scores_);
   }
 
+  template <int kBits>
   KVMILL_DEVICE void AddTileValues(float moved) {
-    const int bits = p_.shape.format.value_bits;
-    const int row_bytes = kDim * bits / 8;
+    constexpr int kRowBytes = kDim * kBits / 8;
     KVMILL_UNROLL
     for (int span = 0; span < 2; ++span) {
       const int first = 64 * span + 16 * pair_;
@@ -382,8 +282,8 @@ class AttentionWarp {
         zeros += ShuffleXor(kAllLanes, zeros, h);
         largest = Max(largest, ShuffleXor(kAllLanes, largest, h));
       }
-      const float inverse = largest > 0 ? 1.0f / largest : 0.0f;
-      const float unit = largest * kCodeUnit;
+      const PowerScale power = ScaleOf(largest);
+      const float unit = power.back * kCodeUnit;
       // Step s has the tokens of codes 2s and 2s + 1: first + {2s, 8 + 2s} and first + {2s + 1,
       // 8 + 2s + 1}.
       std::uint32_t a[4][4];
@@ -392,7 +292,7 @@ class AttentionWarp {
         KVMILL_UNROLL
         for (int h = 0; h < 2; ++h) {
           const Planes planes =
-              SplitHalf(w[4 * s + 2 * h] * inverse, w[4 * s + 2 * h + 1] * inverse);
+              SplitHalf(w[4 * s + 2 * h] * power.there, w[4 * s + 2 * h + 1] * power.there);
           a[s][2 * h] = planes.value;
           a[s][2 * h + 1] = planes.rest;
         }
@@ -400,14 +300,15 @@ class AttentionWarp {
       const float before = span == 0 ? moved : 1.0f;
       KVMILL_UNROLL
       for (int part = 0; part < kDim / 64; ++part) {
-        CodePairs pairs[4][2];
+        CodePairs<kBits> pairs[4][2];
         KVMILL_UNROLL
         for (int s = 0; s < 4; ++s) {
           KVMILL_UNROLL
           for (int h = 0; h < 2; ++h) {
             const std::byte* const at =
-                memory_.values + (first + 2 * s + h) * row_bytes + (8 * part + row_) * bits;
-            pairs[s][h] = PairCodes(LoadNibbles(at, bits), LoadNibbles(at + 8 * row_bytes, bits));
+                memory_.values + (first + 2 * s + h) * kRowBytes + (8 * part + row_) * kBits;
+            pairs[s][h] = CodePairs<kBits>::Of(LoadEightCodes<kBits>(at),
+                                               LoadEightCodes<kBits>(at + 8 * kRowBytes));
           }
         }
         const Sixteen across =
@@ -417,7 +318,7 @@ class AttentionWarp {
           float c[4] = {0, 0, 0, 0};
           KVMILL_UNROLL
           for (int s = 0; s < 4; ++s) {
-            const std::uint32_t b[2] = {CodesAt(pairs[s][0], j), CodesAt(pairs[s][1], j)};
+            const std::uint32_t b[2] = {pairs[s][0].At(j), pairs[s][1].At(j)};
             MmaHalf(c, a[s], b);
           }
           KVMILL_UNROLL
@@ -437,9 +338,9 @@ class AttentionWarp {
 
   // ---- Raw rows. ----
 
+  template <DType kDType>
   KVMILL_DEVICE void RawScores(const Step& step) {
-    const bool fp16 = TypeOf(step, false) == DType::kFloat16;
-    const VectorPlanes<kDim>& planes = fp16 ? q_.half : q_.bfloat16;
+    const VectorPlanes<kDim>& planes = kDType == DType::kFloat16 ? q_.half : q_.bfloat16;
     float c[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
     const std::byte* const rows = memory_.keys + static_cast<unsigned>(row_) * kRawPitch<kDim>;
     KVMILL_UNROLL
@@ -451,27 +352,30 @@ class AttentionWarp {
         const auto* const k = reinterpret_cast<const std::uint32_t*>(
             rows + static_cast<unsigned>(8 * n) * kRawPitch<kDim> + 32 * s + 4 * pair_);
         const std::uint32_t b[2] = {k[0], k[4]};
-        Mma(c[n], a, b, fp16);
+        Mma<kDType>(c[n], a, b);
       }
     }
-    const unsigned begin = Clip(seen_.begin, step.block);
-    const unsigned end = Clip(seen_.end, step.block);
+    const unsigned begin = steps_.Begin(step.block);
+    const unsigned end = steps_.End(step.block);
+    const float unit = q_.scale[row_] * log2_scale_;
     float scores[4];
+    KVMILL_UNROLL
+    for (int i = 0; i < 4; ++i) scores[i] = (c[i / 2][i % 2] + c[i / 2][i % 2 + 2]) * unit;
+    Cap(scores);
     KVMILL_UNROLL
     for (int i = 0; i < 4; ++i) {
       const unsigned token = step.first + static_cast<unsigned>(8 * (i / 2) + 2 * pair_ + i % 2);
-      const float product = (c[i / 2][i % 2] + c[i / 2][i % 2 + 2]) * q_.scale[row_];
-      scores[i] = token >= begin && token < end ? Logit(product) : kMinusInfinity;
+      if (token < begin || token >= end) scores[i] = kMinusInfinity;
     }
     Softmax(scores);
     KVMILL_UNROLL
     for (int i = 0; i < 4; ++i) scores_[i] = scores[i];
   }
 
-  KVMILL_DEVICE void AddRawValues(const Step& step, float moved) {
-    const bool fp16 = TypeOf(step, true) == DType::kFloat16;
-    const Planes first = Split(scores_[0], scores_[1], fp16);
-    const Planes second = Split(scores_[2], scores_[3], fp16);
+  template <DType kDType>
+  KVMILL_DEVICE void AddRawValues(float moved) {
+    const Planes first = Split<kDType>(scores_[0], scores_[1]);
+    const Planes second = Split<kDType>(scores_[2], scores_[3]);
     const std::uint32_t a[4] = {first.value, first.rest, second.value, second.rest};
     const unsigned lane = LaneIndex();
     const std::byte* const rows = memory_.values + lane % 16 * kRawPitch<kDim> + lane / 16 * 16;
@@ -483,7 +387,7 @@ class AttentionWarp {
       for (int n = 0; n < 2; ++n) {
         float c[4] = {0, 0, 0, 0};
         const std::uint32_t pair[2] = {b[2 * n], b[2 * n + 1]};
-        Mma(c, a, pair, fp16);
+        Mma<kDType>(c, a, pair);
         KVMILL_UNROLL
         for (int e = 0; e < 2; ++e) {
           raw_[i + n][e] = Fma(raw_[i + n][e], moved, c[e] + c[e + 2]);
@@ -498,15 +402,13 @@ class AttentionWarp {
   }
 
   const AttentionParameters& p_;
-  const AttentionSequence& sequence_;
-  const Share& share_;
   const UnitQueries<kDim>& q_;
   const WarpMemory<kDim> memory_;
+  const AttentionSteps<kDim> steps_;
   const int row_;   // Of the unit: lane / 4.
   const int pair_;  // lane % 4.
   const unsigned group_;
   const float log2_scale_;
-  Seen seen_;  // By the row of this lane.
 
   float max_ = kMinusInfinity;
   float total_ = 0;               // Of the lane's tokens, until the end.
