@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/attention_bench.h"
+#include "client/cli/attention_files.h"
 #include "client/cli/commands.h"
 #include "client/cli/human.h"
 #include "client/cli/output.h"
@@ -29,7 +30,15 @@ constexpr const char* kAttentionHelp =
     "  read_gb_per_s      as many threads that only read, in the same repetitions\n"
     "  rel_error          over all outputs, against fp64 on the decoded tiles\n"
     "\n"
-    "Example:\n"
+    "With --kv and --records (a prompt's K and V in fp16, and the records that 'get --tiles' "
+    "wrote)\n"
+    "the tokens in tiles of every layer are attended to instead; --heads-q counts for one KV head "
+    "there.\n"
+    "The files hold no queries: they are Gaussian.\n"
+    "  output_error       over all outputs, against fp64 on the K and V before encoding\n"
+    "\n"
+    "Examples:\n"
+    "  kvmill bench attention --kv p_ --records fetched_ --heads-q 8\n"
     "  kvmill bench attention --context 32768 --heads-q 64 --heads-kv 8 --head-dim 128 --format "
     "k4v2_g128\n";
 
@@ -39,6 +48,7 @@ struct AttentionFlags {
   std::string device = "host";
   std::string simd;
   std::uint32_t head_dim = 128;
+  std::string kv, records;
 };
 
 // "AVX3+AMX": the level and how codes are multiplied.
@@ -74,12 +84,54 @@ std::string Spread(const std::vector<double>& ascending, int digits) {
                       HumanNumber(ascending.back(), digits), " in ", ascending.size(), " runs");
 }
 
+// Attention over a prompt in files.
+absl::Status BenchFiles(const CommonFlags& common, const AttentionFlags& flags) {
+  AttentionFilesOptions options;
+  options.kv = flags.kv;
+  options.records = flags.records;
+  options.format = flags.options.format;
+  options.q_heads_per_kv_head = flags.options.q_heads;
+  options.repetitions = flags.options.repetitions;
+  KVMILL_ASSIGN_OR_RETURN(const AttentionFilesResult result, RunAttentionOnFiles(options));
+  if (common.json) {
+    PrintJson({{"tiles_us", result.tiles_us},
+               {"fp16_us", result.fp16_us},
+               {"ratio", result.ratio},
+               {"rel_error", result.rel_error},
+               {"simd", SimdInUse()},
+               {"output_error", result.output_error},
+               {"layers", result.layers},
+               {"tokens", result.tokens}});
+    return absl::OkStatus();
+  }
+  Report report;
+  report.Add("attention", absl::StrCat(HumanCount(result.tokens), " tokens"),
+             absl::StrCat(result.layers, " layers, ", options.q_heads_per_kv_head,
+                          " query heads for each KV head, ", SimdInUse()));
+  report.Add("tiles", absl::StrCat(HumanNumber(result.tiles_us, 1), " us"), "one query, one layer");
+  report.Add("fp16", absl::StrCat(HumanNumber(result.fp16_us, 1), " us"));
+  report.Add("ratio", HumanNumber(result.ratio, 2));
+  report.Add("output error", absl::StrCat(HumanNumber(100 * result.output_error, 2), " %"),
+             "relative, against fp64 on the K and V before encoding");
+  report.Add("kernel error", absl::StrCat(HumanNumber(result.rel_error * 1e6, 0), "e-6"),
+             "relative, against fp64 on decoded tiles");
+  report.Print();
+  return absl::OkStatus();
+}
+
 absl::Status BenchAttention(const CommonFlags& common, AttentionFlags& flags) {
   if (flags.device != "host") {
     return absl::UnimplementedError("--device cuda: attention runs on the host in this version");
   }
   AttentionBenchOptions& options = flags.options;
   KVMILL_ASSIGN_OR_RETURN(options.format, FormatFlag(flags.format, flags.head_dim));
+  if (flags.kv.empty() != flags.records.empty()) {
+    return UsageError("--kv and --records belong together");
+  }
+  if (!flags.kv.empty()) {
+    if (!flags.simd.empty()) KVMILL_RETURN_IF_ERROR(Force(flags.simd));
+    return BenchFiles(common, flags);
+  }
   if (options.kv_heads == 0 || options.q_heads % options.kv_heads != 0) {
     return UsageError(absl::StrCat("--heads-q ", options.q_heads, " --heads-kv ", options.kv_heads,
                                    ": want a multiple"));
@@ -166,6 +218,10 @@ void AddBenchAttention(CommandLine& line, CLI::App& bench) {
                   "Level, method or LEVEL+METHOD to use, as AVX2, VNNI or AVX3+AMX (default: the "
                   "best)")
       ->type_name("NAME");
+  app->add_option("--kv", flags->kv, "K and V in files: PREFIXL00_k.npy, PREFIXL00_v.npy, ...")
+      ->type_name("PREFIX");
+  app->add_option("--records", flags->records, "Their records: PREFIXL00.records, ...")
+      ->type_name("PREFIX");
   app->add_option("--device", flags->device, "host or cuda")
       ->check(CLI::IsMember({"host", "cuda"}))
       ->capture_default_str();
