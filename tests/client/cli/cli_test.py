@@ -298,6 +298,23 @@ class Bench(Case):
         self.assertLess(forced["rel_error"], 2e-5)
         self.assertIn("cuda", self.kvmill("bench", "attention", "--device", "cuda", code=1).error)
 
+    def test_bench_attention_over_files_says_what_tiles_do_to_outputs(self):
+        prefix = os.path.join(support.SOURCE_DIR, "tests/data/tiny-lm-kv/retrieval_")
+        for layer in range(4):
+            self.kvmill("encode", "--k", f"{prefix}L{layer:02d}_k.npy", "--v", f"{prefix}L{layer:02d}_v.npy",
+                        "--format", "k4v4_g128", "--records", self.path(f"r_L{layer:02d}.records"))
+        files = ("bench", "attention", "--kv", prefix, "--records", self.path("r_"), "--heads-q", 7, "--repetitions", 5)
+        said = self.kvmill(*files, "--format", "k4v4_g128", "--json").json()
+        self.assertEqual(list(said), ["tiles_us", "fp16_us", "ratio", "rel_error", "simd", "output_error", "layers",
+                                      "tokens"])
+        self.assertEqual((said["layers"], said["tokens"]), (4, 14 * 128))
+        self.assertLess(said["rel_error"], 1e-3)
+        self.assertGreater(said["output_error"], 0.01)  # 4-bit values are not the 16-bit ones,
+        self.assertLess(said["output_error"], 0.15)     # but close.
+        wrong = self.kvmill(*files, "--format", "k4v2_g128", code=1)
+        self.assertIn("r_L00.records", wrong.stderr)
+        self.kvmill("bench", "attention", "--kv", prefix, code=2)
+
     def test_bench_lookup(self):
         said = self.kvmill("bench", "lookup", "--keys", 20000, "--json").json()
         self.assertEqual(list(said)[0], "keys_per_s")
