@@ -312,7 +312,7 @@ class Bench(Case):
         self.assertGreater(said["output_error"], 0.01)  # 4-bit values are not the 16-bit ones,
         self.assertLess(said["output_error"], 0.15)     # but close.
         wrong = self.kvmill(*files, "--format", "k4v2_g128", code=1)
-        self.assertIn("r_L00.records", wrong.stderr)
+        self.assertIn("r_L00.records", wrong.error)
         self.kvmill("bench", "attention", "--kv", prefix, code=2)
 
     def test_bench_lookup(self):
