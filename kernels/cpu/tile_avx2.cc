@@ -91,40 +91,50 @@ KVMILL_INLINE void Transpose4(__m256* v) {
   v[3] = _mm256_shuffle_ps(b, e, 0xEE);
 }
 
-KVMILL_INLINE __m256i Broadcast(const std::int16_t* pair) {
-  return _mm256_castps_si256(_mm256_broadcast_ss(reinterpret_cast<const float*>(pair)));
+// Sums of one row in two vectors of columns. Not an array, and of the type that is added: GCC 12
+// otherwise copies them from register to register at every step.
+using Sums = int __attribute__((vector_size(32)));
+struct RowSums {
+  Sums first, second;
+};
+
+KVMILL_INLINE void AddPair(__m256i x, __m256i y, const std::int16_t* pair, RowSums& sums) {
+  const __m256i q = _mm256_castps_si256(_mm256_broadcast_ss(reinterpret_cast<const float*>(pair)));
+  sums.first += reinterpret_cast<Sums>(_mm256_madd_epi16(x, q));
+  sums.second += reinterpret_cast<Sums>(_mm256_madd_epi16(y, q));
 }
 
-// kRows rows times one slab, into out[r * columns ...].
+KVMILL_INLINE void Store(const RowSums& sums, std::int32_t (*to)[8]) {
+  _mm256_store_si256(reinterpret_cast<__m256i*>(to[0]), reinterpret_cast<__m256i>(sums.first));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(to[1]), reinterpret_cast<__m256i>(sums.second));
+}
+
+// kRows rows, 1, 2 or 4, times one slab, into out[r * columns ...].
 template <std::uint32_t kBits, std::size_t kRows>
 KVMILL_TARGET void MultiplySlab(const std::int16_t* slab, const std::int16_t* fixed,
                                 const float* units, std::size_t length, std::size_t columns,
                                 float* out) {
   constexpr std::size_t kPerByte = 8 / kBits;
   constexpr std::size_t kVectors = 2 * kPerByte;
-  constexpr std::size_t kTogether = 2;
   alignas(32) std::int32_t sums[kRows][kVectors][8];
-  for (std::size_t first = 0; first < kVectors; first += kTogether) {
+  for (std::size_t first = 0; first < kVectors; first += 2) {
     const auto* codes = reinterpret_cast<const __m256i*>(slab) + first;
-    __m256i sum[kRows][kTogether];
-    for (std::size_t r = 0; r < kRows; ++r) {
-      for (std::size_t v = 0; v < kTogether; ++v) sum[r][v] = _mm256_setzero_si256();
-    }
+    RowSums row0{};
+    RowSums row1{};
+    RowSums row2{};
+    RowSums row3{};
     for (std::size_t k = 0; k < length; k += 2, codes += kVectors) {
-      __m256i code[kTogether];
-      for (std::size_t v = 0; v < kTogether; ++v) code[v] = _mm256_load_si256(codes + v);
-      for (std::size_t r = 0; r < kRows; ++r) {
-        const __m256i x = Broadcast(fixed + r * length + k);
-        for (std::size_t v = 0; v < kTogether; ++v) {
-          sum[r][v] = _mm256_add_epi32(sum[r][v], _mm256_madd_epi16(code[v], x));
-        }
-      }
+      const __m256i x = _mm256_load_si256(codes);
+      const __m256i y = _mm256_load_si256(codes + 1);
+      AddPair(x, y, fixed + k, row0);
+      if constexpr (kRows > 1) AddPair(x, y, fixed + length + k, row1);
+      if constexpr (kRows > 2) AddPair(x, y, fixed + 2 * length + k, row2);
+      if constexpr (kRows > 2) AddPair(x, y, fixed + 3 * length + k, row3);
     }
-    for (std::size_t r = 0; r < kRows; ++r) {
-      for (std::size_t v = 0; v < kTogether; ++v) {
-        _mm256_store_si256(reinterpret_cast<__m256i*>(sums[r][first + v]), sum[r][v]);
-      }
-    }
+    Store(row0, &sums[0][first]);
+    if constexpr (kRows > 1) Store(row1, &sums[1][first]);
+    if constexpr (kRows > 2) Store(row2, &sums[2][first]);
+    if constexpr (kRows > 2) Store(row3, &sums[3][first]);
   }
   for (std::size_t r = 0; r < kRows; ++r) {
     // Word i of the slab has the columns kVectors * i + 0 .. kVectors - 1.

@@ -85,11 +85,11 @@ struct Avx512Product {
   const std::byte* next_codes;  // Of the same matrix of the next record.
 };
 
-// Quads of the 16 bytes from `byte` on of every row: 8 / kBits vectors from `quads` on, each
-// matrix.rows / 4 quads.
-template <std::uint32_t kBits>
-KVMILL_AVX512_INLINE void UnpackQuads(const Avx512Product& product, std::size_t byte,
-                                      std::uint8_t* quads) {
+// kApart: rows between those of a quad. Quads of the 16 bytes from `byte` on of every row: 8 /
+// kBits vectors from `quads` on, each matrix.rows / 4 quads.
+template <std::uint32_t kBits, std::size_t kApart>
+KVMILL_AVX512_INLINE void UnpackQuadsApart(const Avx512Product& product, std::size_t byte,
+                                           std::uint8_t* quads) {
   constexpr std::size_t kPlanes = 8 / kBits;
   alignas(64) static constexpr std::uint8_t kTranspose[64] = {
       0,  16, 32, 48, 1,  17, 33, 49, 2,  18, 34, 50, 3,  19, 35, 51, 4,  20, 36, 52, 5,  21,
@@ -102,15 +102,14 @@ KVMILL_AVX512_INLINE void UnpackQuads(const Avx512Product& product, std::size_t 
   }
   const std::size_t row_bytes = product.matrix.columns / kPlanes;
   const std::size_t length = product.matrix.rows;
-  const std::size_t apart = 8 / product.row_order_bits;  // Rows between those of a quad.
   const std::byte* codes = product.matrix.codes + byte;
   // As many bytes of the matrix that comes next are asked for as are read here: four lines for each
   // 16 rows of 16 bytes.
   const std::byte* next = product.next_codes + byte * length;
-  for (std::size_t first = 0; first < length; first += 16 * apart) {
-    for (std::size_t m = 0; m < apart; ++m) {
+  for (std::size_t first = 0; first < length; first += 16 * kApart) {
+    for (std::size_t m = 0; m < kApart; ++m) {
       const std::byte* row = codes + (first + m) * row_bytes;
-      const std::size_t step = apart * row_bytes;
+      const std::size_t step = kApart * row_bytes;
       for (std::size_t i = 0; i < 4; ++i, next += 64) __builtin_prefetch(next, 0, 2);
       for (std::size_t i = 0; i < 4; ++i, row += 4 * step, quads += 64) {
         __m512i v = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row)));
@@ -125,6 +124,19 @@ KVMILL_AVX512_INLINE void UnpackQuads(const Avx512Product& product, std::size_t 
         }
       }
     }
+  }
+}
+
+template <std::uint32_t kBits>
+KVMILL_AVX512_INLINE void UnpackQuads(const Avx512Product& product, std::size_t byte,
+                                      std::uint8_t* quads) {
+  switch (product.row_order_bits) {
+    case 2:
+      return UnpackQuadsApart<kBits, 4>(product, byte, quads);
+    case 4:
+      return UnpackQuadsApart<kBits, 2>(product, byte, quads);
+    default:
+      return UnpackQuadsApart<kBits, 1>(product, byte, quads);
   }
 }
 
@@ -161,11 +173,14 @@ inline FixedUnit UnitFor(float largest) {
   return {unit, inverse <= std::numeric_limits<float>::max() ? inverse : 0};
 }
 
-// Sums of vector v of row r.
-KVMILL_AVX512_INLINE __m512 SumOf(const std::int32_t* sums, std::size_t vector_count, std::size_t r,
-                                  std::size_t v) {
-  const std::int32_t* at =
-      sums + ((r / kBlockRows * vector_count + v) * 2 * kBlockRows + r % kBlockRows * 2) * 16;
+// Where the sums of row r begin; those of its next vector are kVectorSums further on.
+inline constexpr std::size_t kVectorSums = 2 * kBlockRows * 16;
+inline const std::int32_t* SumsOfRow(const std::int32_t* sums, std::size_t vector_count,
+                                     std::size_t r) {
+  return sums + r / kBlockRows * vector_count * kVectorSums + r % kBlockRows * 32;
+}
+
+KVMILL_AVX512_INLINE __m512 LoadSum(const std::int32_t* at) {
   return _mm512_cvtepi32_ps(
       _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(at), 8), _mm512_load_si512(at + 16)));
 }
@@ -296,25 +311,25 @@ KVMILL_AVX512_TARGET FixedRow FixQuery(const float* query, const Avx512Scales& s
 }
 
 // Products to logits, to weights, to weights times S of V; bias: the weights times Z.
-template <std::size_t kGroup>
+template <std::size_t kGroup, std::uint32_t kBits>
 KVMILL_AVX512_TARGET FixedRow FixWeights(const TileStep& step, const Avx512Scales& scales,
                                          const std::int32_t* sums, FixedRow product, std::size_t r,
                                          std::int8_t* planes) {
   constexpr std::size_t kVectors = kGroup / 16;
-  const std::uint32_t bits = step.format->key_bits;
-  const std::size_t plane_count = 8 / bits;
+  constexpr std::size_t kPlanes = 8 / kBits;
   const LogitRule& rule = *step.rule;
   const TokenSpan seen = step.spans[r];
   const __m512 nothing = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
   const __m512 bias = _mm512_set1_ps(product.bias);
-  __m512 unit[4];
-  for (std::size_t m = 0; m < plane_count; ++m) {
-    unit[m] = _mm512_set1_ps(product.unit / static_cast<float>(1u << (m * bits)));
+  __m512 unit[kPlanes];
+  for (std::size_t m = 0; m < kPlanes; ++m) {
+    unit[m] = _mm512_set1_ps(product.unit * (1.0f / static_cast<float>(1u << (m * kBits))));
   }
+  const std::int32_t* sum_at = SumsOfRow(sums, kVectors, r);
   __m512 weight[kVectors];
   __m512 largest = nothing;
   for (std::size_t i = 0; i < kVectors; ++i) {
-    const __m512 x = _mm512_fmadd_ps(SumOf(sums, kVectors, r, i), unit[i % plane_count], bias);
+    const __m512 x = _mm512_fmadd_ps(LoadSum(sum_at + i * kVectorSums), unit[i % kPlanes], bias);
     weight[i] = _mm512_mul_ps(x, _mm512_load_ps(scales.k_token + 16 * i));
   }
   if (rule.cap > 0) {
@@ -326,8 +341,8 @@ KVMILL_AVX512_TARGET FixedRow FixWeights(const TileStep& step, const Avx512Scale
     const __m512i end = _mm512_set1_epi32(static_cast<int>(seen.end));
     for (std::size_t i = 0; i < kVectors; ++i) {
       const __m512i token =
-          _mm512_add_epi32(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(8 / static_cast<int>(bits))),
-                           _mm512_set1_epi32(static_cast<int>(PlaneColumn(16 * i, bits))));
+          _mm512_add_epi32(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(kPlanes))),
+                           _mm512_set1_epi32(static_cast<int>(PlaneColumn(16 * i, kBits))));
       const __mmask16 inside =
           _mm512_kand(_mm512_cmpge_epi32_mask(token, begin), _mm512_cmplt_epi32_mask(token, end));
       weight[i] = _mm512_mask_mov_ps(nothing, inside, weight[i]);
@@ -366,22 +381,25 @@ KVMILL_AVX512_TARGET FixedRow FixWeights(const TileStep& step, const Avx512Scale
 }
 
 // Products to outputs, added to what there is.
-KVMILL_AVX512_TARGET inline void AddOutputs(const TileStep& step, const Avx512Scales& scales,
-                                            const std::int32_t* sums, FixedRow product,
-                                            std::size_t r) {
+template <std::uint32_t kBits>
+KVMILL_AVX512_TARGET void AddOutputs(const TileStep& step, const Avx512Scales& scales,
+                                     const std::int32_t* sums, FixedRow product, std::size_t r) {
+  constexpr std::size_t kPlanes = 8 / kBits;
   const std::size_t dim = step.format->head_dim;
-  const std::uint32_t bits = step.format->value_bits;
-  const std::size_t plane_count = 8 / bits;
   const __m512 bias = _mm512_set1_ps(product.bias);
   const __m512 correction = _mm512_set1_ps(step.softmax.correction[r]);
+  __m512 unit[kPlanes];
+  for (std::size_t m = 0; m < kPlanes; ++m) {
+    unit[m] = _mm512_set1_ps(product.unit * (1.0f / static_cast<float>(1u << (m * kBits))));
+  }
+  const std::int32_t* sum_at = SumsOfRow(sums, dim / 16, r);
+  const float* across = scales.v_channel;
   float* to = step.from_tiles + r * dim;
-  for (std::size_t m = 0; m < plane_count; ++m) {
-    const __m512 unit = _mm512_set1_ps(product.unit / static_cast<float>(1u << (m * bits)));
-    for (std::size_t v = m; v < dim / 16; v += plane_count) {
-      const __m512 x = _mm512_fmadd_ps(SumOf(sums, dim / 16, r, v), unit, bias);
-      const __m512 kept = _mm512_mul_ps(_mm512_load_ps(to + 16 * v), correction);
-      _mm512_store_ps(to + 16 * v,
-                      _mm512_fmadd_ps(x, _mm512_load_ps(scales.v_channel + 16 * v), kept));
+  for (float* const end = to + dim; to != end; to += 16 * kPlanes, across += 16 * kPlanes) {
+    for (std::size_t m = 0; m < kPlanes; ++m, sum_at += kVectorSums) {
+      const __m512 x = _mm512_fmadd_ps(LoadSum(sum_at), unit[m], bias);
+      const __m512 kept = _mm512_mul_ps(_mm512_load_ps(to + 16 * m), correction);
+      _mm512_store_ps(to + 16 * m, _mm512_fmadd_ps(x, _mm512_load_ps(across + 16 * m), kept));
     }
   }
 }
@@ -423,18 +441,21 @@ KVMILL_AVX512_TARGET inline void AttendTileAvx512(const TileStep& step,
   LoadScalesInPlaneOrder(record + layout.v_scale, group, format.key_bits, 1, v_scale);
   LoadScalesInPlaneOrder(record + layout.v_zero, group, format.key_bits, 1, v_zero);
   LoadScalesInPlaneOrder(record + layout.v_channel, dim, format.value_bits, 1, v_channel);
+  const auto fix_weights = format.key_bits == 4
+                               ? (group == 64 ? FixWeights<64, 4> : FixWeights<128, 4>)
+                               : (group == 64 ? FixWeights<64, 2> : FixWeights<128, 2>);
   for (std::size_t r = 0; r < step.row_count; ++r) {
     AskFor(step.next_record + layout.k_scale, layout.v_codes - layout.k_scale, r, step.row_count);
     std::int8_t* planes = scratch.planes + 2 * r * group;
-    rows[r] = group == 64 ? FixWeights<64>(step, scales, scratch.sums, rows[r], r, planes)
-                          : FixWeights<128>(step, scales, scratch.sums, rows[r], r, planes);
+    rows[r] = fix_weights(step, scales, scratch.sums, rows[r], r, planes);
   }
   const CodeMatrix values{record + layout.v_codes, format.value_bits, group, dim};
   multiply({values, format.key_bits, step.row_count, scratch.quads, scratch.planes, scratch.sums,
             step.next_record + layout.v_codes});
+  const auto add_outputs = format.value_bits == 4 ? AddOutputs<4> : AddOutputs<2>;
   for (std::size_t r = 0; r < step.row_count; ++r) {
     AskFor(step.next_record + layout.v_channel, layout.bytes - layout.v_channel, r, step.row_count);
-    AddOutputs(step, scales, scratch.sums, rows[r], r);
+    add_outputs(step, scales, scratch.sums, rows[r], r);
   }
 }
 

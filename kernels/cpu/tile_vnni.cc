@@ -12,11 +12,16 @@
 namespace kvmill {
 namespace {
 
-// Sums of one row in two vectors of 16 columns, by plane. Named, not an array: GCC 12 keeps arrays
-// of registers in memory, or copies them from register to register.
+// Sums of one row in two vectors of 16 columns, by plane. Not an array, and of the type that the
+// instruction adds to: GCC 12 otherwise copies them from register to register at every step.
+using Sums = int __attribute__((vector_size(64)));
 struct RowSums {
-  __m512i high0, high1, low0, low1;
+  Sums high0, high1, low0, low1;
 };
+
+KVMILL_INLINE void AddQuad(Sums& sums, __m512i codes, __m512i four) {
+  sums = reinterpret_cast<Sums>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), codes, four));
+}
 
 KVMILL_INLINE __m512i FourOf(const std::int8_t* plane) {
   std::int32_t four;
@@ -28,18 +33,17 @@ template <std::size_t kLength>
 KVMILL_INLINE void Add(__m512i x, __m512i y, const std::int8_t* planes, RowSums& sums) {
   const __m512i high = FourOf(planes);
   const __m512i low = FourOf(planes + kLength);
-  sums.high0 = _mm512_dpbusd_epi32(sums.high0, x, high);
-  sums.high1 = _mm512_dpbusd_epi32(sums.high1, y, high);
-  sums.low0 = _mm512_dpbusd_epi32(sums.low0, x, low);
-  sums.low1 = _mm512_dpbusd_epi32(sums.low1, y, low);
+  AddQuad(sums.high0, x, high);
+  AddQuad(sums.high1, y, high);
+  AddQuad(sums.low0, x, low);
+  AddQuad(sums.low1, y, low);
 }
 
 KVMILL_INLINE void Store(const RowSums& sums, std::int32_t* to) {
-  constexpr std::size_t kVectorSums = 2 * kBlockRows * 16;
-  _mm512_store_si512(to, sums.high0);
-  _mm512_store_si512(to + 16, sums.low0);
-  _mm512_store_si512(to + kVectorSums, sums.high1);
-  _mm512_store_si512(to + kVectorSums + 16, sums.low1);
+  _mm512_store_si512(to, reinterpret_cast<__m512i>(sums.high0));
+  _mm512_store_si512(to + 16, reinterpret_cast<__m512i>(sums.low0));
+  _mm512_store_si512(to + kVectorSums, reinterpret_cast<__m512i>(sums.high1));
+  _mm512_store_si512(to + kVectorSums + 16, reinterpret_cast<__m512i>(sums.low1));
 }
 
 // kRows rows, 1, 2 or 4, times two vectors of quads.
@@ -47,11 +51,10 @@ template <std::size_t kRows, std::size_t kLength>
 KVMILL_TARGET void MultiplyRows(const std::uint8_t* quads, const std::int8_t* planes,
                                 std::int32_t* sums) {
   const std::uint8_t* other = quads + kLength * 16;
-  const __m512i zero = _mm512_setzero_si512();
-  RowSums row0{zero, zero, zero, zero};
-  RowSums row1 = row0;
-  RowSums row2 = row0;
-  RowSums row3 = row0;
+  RowSums row0{};
+  RowSums row1{};
+  RowSums row2{};
+  RowSums row3{};
   for (std::size_t k = 0; k < kLength; k += 4) {
     const __m512i x = _mm512_load_si512(quads + k * 16);
     const __m512i y = _mm512_load_si512(other + k * 16);
