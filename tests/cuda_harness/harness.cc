@@ -36,6 +36,8 @@ void* Harness::AllocateBytes(std::size_t bytes, const std::string& name) {
   return executor_->memory().Allocate(bytes, name);
 }
 
+absl::Status Harness::Finish() { return absl::OkStatus(); }
+
 const std::vector<Fault>& Harness::faults() const { return executor_->faults(); }
 
 }  // namespace cuda_harness

@@ -30,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 
 namespace kvmill {
@@ -92,6 +93,10 @@ class Harness {
     return buffer;
   }
   void* AllocateBytes(std::size_t bytes, const std::string& name);
+
+  // Waits for what was launched: before the host looks at results. A launch under the simulation is
+  // over when it returns; the same tests on a device (device_memory.cc) have to wait.
+  absl::Status Finish();
 
   const std::vector<Fault>& faults() const;
 

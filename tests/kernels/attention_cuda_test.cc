@@ -1,5 +1,5 @@
-// The CUDA attention, run under the harness, against the fp64 reference: every format, head
-// sharing, ragged batches over any number of workers, masks, mixtures of tiles and raw blocks.
+// The CUDA attention, under the harness or on a device, against the fp64 reference: every format,
+// head sharing, ragged batches over any number of workers, masks, mixtures of tiles and raw blocks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ std::uint32_t NextSeed() {
   return ++seed;
 }
 
-// A call in the memory of a simulated device, exactly as large as the contract says.
+// A call in the memory of a device, exactly as large as the contract says.
 class DeviceCall {
  public:
   DeviceCall(Harness& harness, const AttentionArgs& host, const Options& options)
@@ -64,7 +64,8 @@ class DeviceCall {
   absl::Status Run() {
     for (int i = 0; i < options_.launches; ++i) {
       std::memset(args_.output, 0xFF, output_bytes_);  // NaN.
-      const absl::Status status = AttentionCuda(args_, options_.workers, workspace_, nullptr);
+      absl::Status status = AttentionCuda(args_, options_.workers, workspace_, nullptr);
+      status.Update(harness_.Finish());
       if (!status.ok()) return status;
     }
     return absl::OkStatus();

@@ -1,6 +1,6 @@
 // The CUDA kernels as an implementation for the tests of encode and decode: what the caller's views
-// name is copied into the memory of a simulated device, exactly as large as the contract says, and
-// back. A fault that the harness finds fails the test.
+// name is copied into the memory of a device, simulated or real, exactly as large as the contract
+// says, and back. A fault that the harness finds fails the test.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -75,8 +75,9 @@ void EncodeOnHarness(const TileFormat& format, Frame frame, absl::Span<const Enc
   }
   const auto device_args = harness.Copy(absl::MakeConstSpan(args), "tiles");
   const auto device_results = harness.Allocate<EncodeResult>(tiles.size(), "results");
-  const absl::Status status = EncodeTilesCuda(format, frame, device_args.data(), tiles.size(),
-                                              device_results.data(), nullptr);
+  absl::Status status = EncodeTilesCuda(format, frame, device_args.data(), tiles.size(),
+                                        device_results.data(), nullptr);
+  status.Update(harness.Finish());
   EXPECT_TRUE(status.ok()) << status;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     results[i] = device_results[i];
@@ -96,8 +97,8 @@ void DecodeOnHarness(const TileFormat& format, Frame frame, absl::Span<const Dec
                     halves[halves.size() - 2].view, halves.back().view});
   }
   const auto device_args = harness.Copy(absl::MakeConstSpan(args), "tiles");
-  const absl::Status status =
-      DecodeTilesCuda(format, frame, device_args.data(), tiles.size(), nullptr);
+  absl::Status status = DecodeTilesCuda(format, frame, device_args.data(), tiles.size(), nullptr);
+  status.Update(harness.Finish());
   EXPECT_TRUE(status.ok()) << status;
   for (const DevicePages<std::byte>& half : halves) half.CopyBack();
 }
