@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -18,6 +19,7 @@
 
 #include "kernels/simd.h"
 #include "tests/kernels/attention_problem.h"
+#include "tests/kernels/tile_inputs.h"
 
 namespace kvmill {
 namespace {
@@ -292,6 +294,57 @@ TEST_P(AttentionTest, SixteenBitQueriesAndOutputs) {
     std::vector<float> got;
     for (const std::uint16_t h : output) got.push_back(ToFloat(h, dtype));
     EXPECT_LE(RelativeError(got, want.output), type == VectorType::kFloat16 ? 5e-4 : 4e-3);
+  }
+}
+
+// Tiles of every kind of input that has broken a quantizer: scales of 0, zeros only, values near
+// the end of fp16. Where logits get so large that all weight is on one token, only finite is asked
+// for.
+TEST_P(AttentionTest, StrangeTilesGiveFiniteOutputsAndNearlyAllOfThemExactOnes) {
+  const TileFormat format{4, 2, 64, 64};
+  for (const InputKind kind : kInputKinds) {
+    SCOPED_TRACE(ToString(kind));
+    std::vector<Encoded> records;
+    std::vector<AttentionBlock> table;
+    for (std::uint32_t seed = 1; seed <= 3; ++seed) {
+      records.push_back(Encode(CpuImplementations().front(), format,
+                               MakeInput(format, kind, DType::kFloat16, seed)));
+      if (records.back().result != EncodeResult::kTile) records.pop_back();
+    }
+    Levels()[GetParam()].Select();  // Encode may have chosen another.
+    if (records.empty()) continue;
+    for (const Encoded& e : records) table.push_back({BlockKind::kTile, e.record.data()});
+    AttentionSequence sequence;
+    sequence.blocks = table.data();
+    sequence.block_count = static_cast<std::uint32_t>(table.size());
+    sequence.token_end = std::uint64_t{64} * table.size();
+    sequence.query_position = sequence.token_end - 1;
+    constexpr std::size_t kHeads = 5;
+    std::mt19937 random(7);
+    std::normal_distribution<float> gauss;
+    std::vector<float> query(kHeads * format.head_dim);
+    for (float& q : query) q = gauss(random);
+    AttentionArgs args;
+    args.shape.format = format;
+    args.shape.q_heads = kHeads;
+    args.shape.kv_heads = 1;
+    args.shape.scale = 0.125f;
+    args.sequences = {&sequence, 1};
+    args.query = query.data();
+    AttentionResult want{std::vector<float>(query.size()), std::vector<float>(kHeads)};
+    AttentionResult got = want;
+    args.output = want.output.data();
+    args.log_sum_exp = want.log_sum_exp.data();
+    ASSERT_EQ(ValidateAttention(args), absl::OkStatus());
+    AttentionReference(args);
+    args.output = got.output.data();
+    args.log_sum_exp = got.log_sum_exp.data();
+    Scratch scratch(AttentionScratchBytes(args, 1));
+    AttentionCpu(args, {}, scratch.span());
+    for (const float x : got.output) ASSERT_TRUE(std::isfinite(x));
+    for (const float x : got.log_sum_exp) ASSERT_TRUE(std::isfinite(x));
+    if (kind == InputKind::kNearFp16Max || kind == InputKind::kHugeToken) continue;
+    EXPECT_LE(RelativeError(got.output, want.output), 1e-3);
   }
 }
 
