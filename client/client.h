@@ -24,6 +24,9 @@
 // new Client there.
 //
 // Thread-safe. Any number of calls may run at once.
+//
+// Beside this header engines include client/kv_sink.h (KvSink: a FetchSink that decodes into the
+// engine's memory). docs/client.md has an example, the fields of a NamespaceSpec, and how to link.
 #ifndef KVMILL_CLIENT_CLIENT_H_
 #define KVMILL_CLIENT_CLIENT_H_
 
