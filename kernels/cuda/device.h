@@ -136,6 +136,12 @@ KVMILL_DEVICE unsigned AtomicAdd(unsigned* address, unsigned value) {
   return atomicAdd(address, value);
 }
 KVMILL_DEVICE void ThreadFence() { __threadfence(); }
+// A word that the host or another device may write meanwhile: what is read later is not older.
+KVMILL_DEVICE std::uint64_t LoadFromSystem(const std::uint64_t* address) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
 
 // 16 bytes from global to shared memory, both aligned, behind the thread's back: the destination
 // must not be touched by anyone until this thread waited for the group, nor by other threads before
@@ -255,6 +261,7 @@ void Store16(void* address, const Vector16& v);
 
 unsigned AtomicAdd(unsigned* address, unsigned value);
 void ThreadFence();
+std::uint64_t LoadFromSystem(const std::uint64_t* address);
 
 void CpAsync16(void* shared, const void* global);
 void CpAsyncCommit();

@@ -278,6 +278,13 @@ void ThreadFence() {
   Current().Fence();
 }
 
+std::uint64_t LoadFromSystem(const std::uint64_t* address) {
+  const InHarness guard;
+  Current().Access(reinterpret_cast<std::uintptr_t>(address), sizeof(*address), AccessKind::kRead,
+                   true);
+  return *address;
+}
+
 void CpAsync16(void* shared, const void* global) {
   const InHarness guard;
   Current().StartCopy(static_cast<std::byte*>(shared), static_cast<const std::byte*>(global));
