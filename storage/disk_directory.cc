@@ -29,6 +29,20 @@ absl::Status ErrnoStatus(absl::string_view call, absl::string_view path, int err
   return absl::UnavailableError(message);
 }
 
+// Whether there is something in it and no lock of ours. A fresh file system's folder does not
+// count.
+bool HoldsOthersFiles(const std::string& directory) {
+  std::error_code error;
+  bool others = false;
+  for (auto it = std::filesystem::directory_iterator(directory, error);
+       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name == kLockName) return false;
+    others = others || name != "lost+found";
+  }
+  return others;
+}
+
 std::string ReadPid(int fd) {
   char text[32] = {};
   const ssize_t bytes = pread(fd, text, sizeof(text) - 1, 0);
@@ -55,8 +69,15 @@ absl::StatusOr<DiskDirectory> DiskDirectory::Lock(absl::string_view path) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "spill directory %s belongs to uid %d, want %d", directory, info.st_uid, geteuid()));
   }
-  if ((info.st_mode & 07777) != 0700 && chmod(directory.c_str(), 0700) != 0) {
-    return ErrnoStatus("chmod 0700", directory, errno);
+  if ((info.st_mode & 07777) != 0700) {
+    // Prompt data lies here, and nothing else: a mistyped path must not close /tmp to everybody.
+    if (HoldsOthersFiles(directory)) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "spill directory %s has mode %04o and files that are not kvmill's: name a directory of "
+          "its own",
+          directory, info.st_mode & 07777));
+    }
+    if (chmod(directory.c_str(), 0700) != 0) return ErrnoStatus("chmod 0700", directory, errno);
   }
 
   // A lock file of our own, taken before RocksDB opens anything: RocksDB renames the running

@@ -3,8 +3,10 @@
 #include "storage/rocks_disk_store.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
@@ -143,6 +145,29 @@ TEST_F(RocksDiskStoreTest, TheDirectoryIsPrivate) {
   ASSERT_EQ(mkdir(options_.directory.c_str(), 0755), 0);
   Open();
   struct stat info {};
+  ASSERT_EQ(stat(options_.directory.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0700u);
+}
+
+TEST_F(RocksDiskStoreTest, ADirectoryOfOthersIsRefusedAndKeepsItsMode) {
+  ASSERT_EQ(mkdir(options_.directory.c_str(), 0755), 0);
+  ASSERT_EQ(chmod(options_.directory.c_str(), 0755), 0);
+  const std::string theirs = options_.directory + "/letter";
+  std::ofstream(theirs) << "dear";
+  const absl::Status status = RocksDiskStore::Open(options_).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("0755"));
+  struct stat info {};
+  ASSERT_EQ(stat(options_.directory.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0755u);
+  ASSERT_EQ(unlink(theirs.c_str()), 0);
+  // A file system of its own begins like this.
+  ASSERT_EQ(mkdir((options_.directory + "/lost+found").c_str(), 0700), 0);
+  Open();
+  Close();
+  // What was ours once is ours, whatever happened to its mode.
+  ASSERT_EQ(chmod(options_.directory.c_str(), 0770), 0);
+  Open();
   ASSERT_EQ(stat(options_.directory.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 07777, 0700u);
 }
