@@ -6,8 +6,10 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "rocksdb/filter_policy.h"
 #include "rocksdb/listener.h"
 #include "rocksdb/options.h"
@@ -151,7 +153,9 @@ class RocksDatabase::Watcher : public rocksdb::EventListener {
 
 absl::Status ToStatus(const rocksdb::Status& status, absl::string_view what) {
   if (status.ok()) return absl::OkStatus();
-  const std::string message = absl::StrCat(what, ": ", status.ToString());
+  std::string text = absl::StrReplaceAll(status.ToString(), {{"\n", " "}});
+  absl::StripTrailingAsciiWhitespace(&text);
+  const std::string message = absl::StrCat(what, ": ", text);
   if (status.IsNotFound()) return absl::NotFoundError(message);
   if (status.IsCorruption()) return absl::DataLossError(message);
   if (status.IsNoSpace() || status.subcode() == rocksdb::Status::kSpaceLimit ||
@@ -197,9 +201,16 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(
   }
   std::vector<rocksdb::ColumnFamilyHandle*> handles;
   rocksdb::DB* db = nullptr;
-  KVMILL_RETURN_IF_ERROR(
+  absl::Status opened =
       ToStatus(rocksdb::DB::Open(db_options, options.directory, families, &handles, &db),
-               absl::StrCat("disk tier ", options.directory)));
+               absl::StrCat("disk tier ", options.directory));
+  if (absl::IsDataLoss(opened)) {
+    return absl::DataLossError(
+        absl::StrCat(opened.message(),
+                     "; the index of the disk tier is damaged: move the directory away to start ",
+                     "with an empty one"));
+  }
+  KVMILL_RETURN_IF_ERROR(opened);
   database->db_.reset(db);
   database->watcher_->SetDurable(db->GetLatestSequenceNumber());
   for (std::size_t i = 0; i < names.size(); ++i) {

@@ -159,6 +159,19 @@ TEST_F(RocksDiskStoreFaultTest, ACutBlobFileIsAnErrorForItsBlocksOnly) {
   EXPECT_EQ(Get(first), "right");
 }
 
+TEST_F(RocksDiskStoreFaultTest, ADamagedIndexIsRefusedInOneLineThatSaysWhatToDo) {
+  Open();
+  ASSERT_TRUE(Put(MakeBlock(1, 4, kPageBytes)).ok());
+  Close();
+  for (const auto& file : std::filesystem::directory_iterator(options_.directory)) {
+    if (file.path().extension() == ".sst") std::filesystem::remove(file.path());
+  }
+  const absl::Status status = RocksDiskStore::Open(options_).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_EQ(status.message().find('\n'), absl::string_view::npos) << status;
+  EXPECT_NE(status.message().find("move the directory away"), absl::string_view::npos) << status;
+}
+
 TEST_F(RocksDiskStoreFaultTest, AMissingBlobFileDoesNotKeepTheStoreFromOpening) {
   Open();
   const TestBlock first = MakeBlock(1, 4, kPageBytes);
