@@ -18,7 +18,8 @@ void HostTier::ReleasePages(absl::Span<PagePlace> places) {
 
 absl::Status HostTier::Acquire(TenantId tenant, std::size_t page_bytes, std::size_t count,
                                absl::Duration wait, std::vector<SlotRef>* slots) {
-  const std::int64_t deadline_nanos = clock_.MonotonicNanos() + absl::ToInt64Nanoseconds(wait);
+  const std::int64_t wait_nanos = absl::ToInt64Nanoseconds(wait);
+  const std::int64_t start_nanos = clock_.MonotonicNanos();
   for (;;) {
     std::uint64_t epoch = 0;
     {
@@ -26,9 +27,18 @@ absl::Status HostTier::Acquire(TenantId tenant, std::size_t page_bytes, std::siz
       epoch = room_epoch_;
     }
     absl::Status acquired = pool_.Acquire(tenant, page_bytes, count, slots);
-    if (!absl::IsResourceExhausted(acquired)) return acquired;
+    if (!absl::IsResourceExhausted(acquired)) {
+      if (acquired.ok()) full_since_nanos_.store(kHasRoom, std::memory_order_relaxed);
+      return acquired;
+    }
     if (Evict(page_bytes * count, EvictReason::kCapacity).blocks > 0) continue;
-    if (clock_.MonotonicNanos() >= deadline_nanos) {
+    const std::int64_t now_nanos = clock_.MonotonicNanos();
+    std::int64_t full_since_nanos = kHasRoom;
+    if (full_since_nanos_.compare_exchange_strong(full_since_nanos, start_nanos,
+                                                  std::memory_order_relaxed)) {
+      full_since_nanos = start_nanos;
+    }
+    if (now_nanos - std::min(start_nanos, full_since_nanos) >= wait_nanos) {
       const PagePool::Stats stats = pool_.stats();
       return absl::ResourceExhaustedError(
           absl::StrCat("host tier is full: ", page_bytes * count, " bytes wanted, ",

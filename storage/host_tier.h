@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -33,7 +34,8 @@ class HostTier {
         policy_(std::move(policy)) {}
 
   // Slots from the pool, evicting as needed; waits up to `wait` for blocks that are being written
-  // or read. RESOURCE_EXHAUSTED after that.
+  // or read. RESOURCE_EXHAUSTED after that, and at once when others have waited that long and
+  // nobody got room since: callers queue for few threads, and one wait after the other never ends.
   absl::Status Acquire(TenantId tenant, std::size_t page_bytes, std::size_t count,
                        absl::Duration wait, std::vector<SlotRef>* slots);
 
@@ -105,6 +107,9 @@ class HostTier {
   CondVar room_changed_;
   std::uint64_t room_epoch_ ABSL_GUARDED_BY(room_mu_) = 0;
   std::atomic<std::uint32_t> waiters_{0};  // A stale 0 costs a waiter one time slice.
+  // When the first of the calls that found no room came; kHasRoom after one that did.
+  static constexpr std::int64_t kHasRoom = std::numeric_limits<std::int64_t>::max();
+  std::atomic<std::int64_t> full_since_nanos_{kHasRoom};
 };
 
 }  // namespace kvmill

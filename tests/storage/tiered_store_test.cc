@@ -1,6 +1,9 @@
 #include "storage/tiered_store.h"
 
+#include <atomic>
+#include <chrono>
 #include <limits>
+#include <thread>
 
 #include "tests/storage/tiered_store_fixture.h"
 
@@ -289,6 +292,39 @@ TEST_F(TieredStoreTest, StaleAssemblyIsGivenUpAndItsKeyIsFree) {
   ASSERT_TRUE(Put(1).ok());  // Begins anew: the stale one is given up first.
   EXPECT_EQ(WriteHead(*writer, values, 0, 1).status().code(), absl::StatusCode::kAborted);
   EXPECT_TRUE(GetIs(1));
+}
+
+TEST_F(TieredStoreTest, ManyThatFindNoRoomWaitOnceAndNotOneAfterTheOther) {
+  Open(false);
+  std::atomic<bool> stop{false};
+  std::thread time([&] {
+    while (!stop) {
+      clock_.AdvanceNanos(1'000'000);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  std::vector<BlockWriter> unfinished;
+  for (;;) {
+    auto writer = store_->BeginStore(Id(unfinished.size()), {.token_count = kTokens});
+    if (!writer.ok()) {
+      EXPECT_EQ(writer.status().code(), absl::StatusCode::kResourceExhausted) << writer.status();
+      break;
+    }
+    unfinished.push_back(*std::move(writer));
+  }
+  const std::int64_t start_nanos = clock_.MonotonicNanos();
+  for (std::uint64_t i = 0; i < 50; ++i) {
+    EXPECT_EQ(store_->BeginStore(Id(10000 + i), {.token_count = kTokens}).status().code(),
+              absl::StatusCode::kResourceExhausted);
+  }
+  const std::int64_t waited_nanos = clock_.MonotonicNanos() - start_nanos;
+  EXPECT_LT(waited_nanos, absl::ToInt64Nanoseconds(2 * options_.room_wait));
+  stop = true;
+  time.join();
+  // Room that comes free is found, and from then on it is worth waiting for again.
+  EXPECT_EQ(*store_->Clear(space_), 0u);
+  unfinished.clear();
+  EXPECT_TRUE(Put(20000).ok());
 }
 
 TEST_F(TieredStoreTest, WindowGroupNeedsOnlyItsLastBlocks) {
