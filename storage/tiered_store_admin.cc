@@ -10,6 +10,20 @@ namespace kvmill {
 
 absl::StatusOr<std::uint64_t> TieredStore::Impl::RemoveBlocks(absl::Span<const BlockId> ids) {
   std::uint64_t removed = 0;
+  bool flush = false;
+  {
+    const WriteBehind::Removal removal(write_behind_.get(), ids);
+    std::vector<DiskBlockId> on_disk = HideBlocks(ids, &removed);
+    flush = !on_disk.empty();
+    if (flush) KVMILL_RETURN_IF_ERROR(disk_->Remove(on_disk));
+  }
+  if (flush) KVMILL_RETURN_IF_ERROR(disk_->Flush());
+  host_->RoomMayHaveComeFree();
+  return removed;
+}
+
+std::vector<DiskBlockId> TieredStore::Impl::HideBlocks(absl::Span<const BlockId> ids,
+                                                       std::uint64_t* removed) {
   std::vector<DiskBlockId> on_disk;
   for (const BlockId& id : ids) {
     std::shared_ptr<BlockWriter::Assembly> assembling;
@@ -21,17 +35,12 @@ absl::StatusOr<std::uint64_t> TieredStore::Impl::RemoveBlocks(absl::Span<const B
       assembling->Abandon(absl::AbortedError("removed while it was stored"));
     const std::uint8_t flags = host_->Remove(id);
     if (flags == 0) continue;
-    ++removed;
+    ++*removed;
     const Tier tier = (flags & kInHost) != 0 ? Tier::kHost : Tier::kDisk;
     counters_.evicted(tier, EvictReason::kRemoved).Add();
     if ((flags & kOnDisk) != 0) on_disk.push_back(write_behind_->DiskIdOf(id));
   }
-  if (!on_disk.empty()) {
-    KVMILL_RETURN_IF_ERROR(disk_->Remove(on_disk));
-    KVMILL_RETURN_IF_ERROR(disk_->Flush());
-  }
-  host_->RoomMayHaveComeFree();
-  return removed;
+  return on_disk;
 }
 
 absl::StatusOr<std::uint64_t> TieredStore::Remove(NamespaceId namespace_id,
@@ -69,7 +78,7 @@ absl::StatusOr<std::uint64_t> TieredStore::Evict(Tier tier, std::uint64_t bytes)
   }
   HostTier::Evicted evicted = impl_->host_->Evict(bytes, EvictReason::kAdmin);
   if (evicted.bytes < bytes && impl_->write_behind_ != nullptr) {
-    impl_->write_behind_->WaitIdle();
+    impl_->write_behind_->WaitWritten();
     evicted.blocks += impl_->host_->Evict(bytes - evicted.bytes, EvictReason::kAdmin).blocks;
   }
   return evicted.blocks;

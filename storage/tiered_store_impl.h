@@ -53,6 +53,8 @@ class TieredStore::Impl : public AssemblyHost {
   bool TryReference(TieredStore* store, const BlockId& id, BlockRef* ref);
   void ReleaseReference(EntryId entry, std::uint64_t bytes);
   absl::StatusOr<std::uint64_t> RemoveBlocks(absl::Span<const BlockId> ids);
+  // The part of it that is not the disk's: which of them the disk must remove.
+  std::vector<DiskBlockId> HideBlocks(absl::Span<const BlockId> ids, std::uint64_t* removed);
 
   const Options options_;
   const Clock& clock_;

@@ -122,6 +122,7 @@ void TieredStore::Impl::RemoveTailsOf(const SealedBlock& block) {
   }
   if (tails.empty()) return;
   // Not flushed: a tail that comes back after a crash is still right.
+  const WriteBehind::Removal removal(write_behind_.get(), tails);
   for (const BlockId& id : tails) {
     const std::uint8_t flags = host_->Remove(id);
     if (flags == 0) continue;

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/core/log.h"
+#include "storage/core/status_macros.h"
 
 namespace kvmill {
 namespace {
@@ -39,6 +40,7 @@ void WriteBehind::Enqueue(const BlockId& id, const BlockKey& parent) {
     MutexLock lock(mu_);
     queue_.push_back({id, parent, clock_.MonotonicNanos()});
     ++pending_[id].jobs;
+    ++jobs_enqueued_;
     failed_.erase(id);
   }
   work_.NotifyOne();
@@ -49,9 +51,29 @@ std::uint64_t WriteBehind::pending() const {
   return pending_.size();
 }
 
-void WriteBehind::WaitIdle() {
+void WriteBehind::WaitWritten() {
   MutexLock lock(mu_);
-  while (!pending_.empty()) written_.Wait(mu_);
+  const std::uint64_t enqueued = jobs_enqueued_;
+  while (jobs_ended_ < enqueued) written_.Wait(mu_);  // Jobs run in the order of the queue.
+}
+
+WriteBehind::Removal::Removal(WriteBehind* writer, absl::Span<const BlockId> ids)
+    : writer_(writer), ids_(ids) {
+  if (writer_ == nullptr) return;
+  MutexLock lock(writer_->mu_);
+  for (const BlockId& id : ids_) ++writer_->removing_[id];
+}
+
+WriteBehind::Removal::~Removal() {
+  if (writer_ == nullptr) return;
+  {
+    MutexLock lock(writer_->mu_);
+    for (const BlockId& id : ids_) {
+      const auto it = writer_->removing_.find(id);
+      if (--it->second == 0) writer_->removing_.erase(it);
+    }
+  }
+  writer_->removed_.NotifyAll();
 }
 
 DiskBlockId WriteBehind::DiskIdOf(const BlockId& id) const {
@@ -67,16 +89,26 @@ void WriteBehind::Run() {
       if (queue_.empty()) return;
       job = queue_.front();
       queue_.pop_front();
+      while (removing_.contains(job.id)) removed_.Wait(mu_);
     }
     Write(job);
     {
       MutexLock lock(mu_);
       auto it = pending_.find(job.id);
       if (--it->second.jobs == 0) pending_.erase(it);
+      ++jobs_ended_;
     }
     written_.NotifyAll();
     host_.RoomMayHaveComeFree();
   }
+}
+
+absl::Status WriteBehind::WriteToDisk(const DiskBlockMeta& meta,
+                                      absl::Span<const absl::Span<const std::byte>> pages) {
+  absl::Status written = disk_.Write(meta, pages);
+  if (!absl::IsAlreadyExists(written)) return written;
+  KVMILL_RETURN_IF_ERROR(disk_.Remove({meta.id}));
+  return disk_.Write(meta, pages);
 }
 
 void WriteBehind::Write(const Job& job) {
@@ -100,8 +132,7 @@ void WriteBehind::Write(const Job& job) {
   const std::int64_t start_nanos = clock_.MonotonicNanos();
   counters_.ObserveStage(Stage::kStoreQueue,
                          static_cast<double>(start_nanos - job.enqueued_nanos) * 1e-9);
-  absl::Status written = disk_.Write(meta, pages);
-  if (absl::IsAlreadyExists(written)) written = absl::OkStatus();
+  absl::Status written = WriteToDisk(meta, pages);
   const std::int64_t end_nanos = clock_.MonotonicNanos();
   counters_.ObserveStage(Stage::kStoreDisk, static_cast<double>(end_nanos - start_nanos) * 1e-9);
 

@@ -40,8 +40,22 @@ class WriteBehind {
   // See TieredStore::MakeDurable.
   void MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results);
 
-  // Waits until nothing is queued or being written.
-  void WaitIdle();
+  // Waits until everything that is queued or being written now was tried; not for what comes after.
+  void WaitWritten();
+
+  // While it lives, no block of these ids is written: who removes a block from the index first and
+  // from the disk second must not take what was stored anew in between. `writer` may be null.
+  class Removal {
+   public:
+    Removal(WriteBehind* writer, absl::Span<const BlockId> ids);
+    ~Removal();
+    Removal(const Removal&) = delete;
+    Removal& operator=(const Removal&) = delete;
+
+   private:
+    WriteBehind* const writer_;
+    const absl::Span<const BlockId> ids_;
+  };
 
   std::uint64_t pending() const;
 
@@ -59,6 +73,9 @@ class WriteBehind {
   };
 
   void Run();
+  // What the disk still has under this id is of a block that was removed: it gives way.
+  absl::Status WriteToDisk(const DiskBlockMeta& meta,
+                           absl::Span<const absl::Span<const std::byte>> pages);
   void Write(const Job& job);
   // Queues blocks that are in host memory and on no disk and not on their way.
   void RequeueUnwritten(absl::Span<const BlockId> ids);
@@ -74,7 +91,12 @@ class WriteBehind {
   mutable Mutex mu_;
   CondVar work_;     // The queue has a job, or stopping_.
   CondVar written_;  // A job ended.
+  CondVar removed_;  // A removal ended.
   std::deque<Job> queue_ ABSL_GUARDED_BY(mu_);
+  std::uint64_t jobs_enqueued_ ABSL_GUARDED_BY(mu_) = 0;
+  std::uint64_t jobs_ended_ ABSL_GUARDED_BY(mu_) = 0;
+  // How many removals of the id are under way.
+  absl::flat_hash_map<BlockId, std::uint32_t> removing_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<BlockId, Pending> pending_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<BlockId, absl::Status> failed_
       ABSL_GUARDED_BY(mu_);  // Why the last write failed; bounded, see Write.

@@ -35,6 +35,7 @@ class FaultyDiskStore : public DiskStore {
   std::atomic<int> write_ms{0};         // How long each call takes at least.
   std::atomic<int> read_ms{0};
   std::atomic<int> flush_ms{0};
+  std::atomic<int> remove_ms{0};
   std::atomic<std::uint64_t> capacity_bytes{std::uint64_t{1} << 40};
 
   // How often each call was made.
@@ -135,6 +136,7 @@ class FaultyDiskStore : public DiskStore {
   }
 
   absl::Status Remove(absl::Span<const DiskBlockId> ids) override {
+    Sleep(remove_ms);
     MutexLock lock(mutex_);
     for (const DiskBlockId& id : ids) blocks_.erase(EncodeMetaKey(id));
     return absl::OkStatus();

@@ -130,6 +130,42 @@ TEST_F(TieredStoreDiskTest, FullDiskIsSaidAndTheCacheGoesOn) {
   EXPECT_TRUE(GetIs(1));
 }
 
+TEST_F(TieredStoreDiskTest, ARemovalDoesNotTakeWhatWasStoredAnew) {
+  Open(true);
+  ASSERT_TRUE(Put(1).ok());
+  ASSERT_TRUE(Durable(1).ok());
+  disk_.remove_ms = 200;
+  std::thread remover([&] { EXPECT_EQ(*store_->Remove(space_, {Key(1)}), 1u); });
+  while (store_->Lookup(space_, {Key(1)}, false).hit_blocks > 0) std::this_thread::yield();
+  ASSERT_TRUE(Put(Id(1), {.token_count = kTokens}, ValuesOf(2)).ok());
+  EXPECT_TRUE(Durable(1).ok());
+  remover.join();
+  disk_.Crash();
+  EXPECT_EQ(*store_->Evict(Tier::kHost, std::uint64_t{1} << 40), 1u);
+  auto ref = store_->Fetch(Id(1));
+  ASSERT_TRUE(ref.ok()) << ref.status();
+  EXPECT_TRUE(Holds(*ref, 2));
+}
+
+TEST_F(TieredStoreDiskTest, EvictReturnsWhileOthersStore) {
+  Open(true);
+  disk_.write_ms = 2;
+  ASSERT_TRUE(Put(0).ok());
+  constexpr std::uint64_t kPutsMax = 5000;
+  std::atomic<bool> evicted{false};
+  std::uint64_t puts = 1;
+  std::thread putter([&] {
+    while (!evicted && puts < kPutsMax) {
+      // Three at a time: what is queued never runs out.
+      for (int i = 0; i < 3; ++i) ASSERT_TRUE(Put(puts++).ok());
+    }
+  });
+  EXPECT_TRUE(store_->Evict(Tier::kHost, std::uint64_t{1} << 40).ok());
+  evicted = true;
+  putter.join();
+  EXPECT_LT(puts, kPutsMax);
+}
+
 TEST_F(TieredStoreDiskTest, FailedFlushIsNotDurable) {
   Open(true);
   ASSERT_TRUE(Put(1).ok());
