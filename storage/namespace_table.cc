@@ -6,8 +6,8 @@
 namespace kvmill {
 
 absl::StatusOr<OpenedNamespace*> NamespaceTable::Open(absl::string_view name,
-                                                      const NamespaceSpec& spec, bool* created) {
-  *created = false;
+                                                      const NamespaceSpec& spec, bool* unsaved) {
+  *unsaved = true;
   if (name.empty() || name.size() > kNamespaceNameBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("namespace name of ", name.size(),
                                                    " bytes: want 1 to ", kNamespaceNameBytesMax));
@@ -23,16 +23,20 @@ absl::StatusOr<OpenedNamespace*> NamespaceTable::Open(absl::string_view name,
   MutexLock lock(mu_);
   const auto key = std::make_pair(spec.tenant, std::string(name));
   if (auto it = by_name_.find(key); it != by_name_.end()) {
-    OpenedNamespace& bound = namespaces_[it->second];
+    OpenedNamespace& bound = namespaces_[it->second.id];
+    *unsaved = !it->second.saved;
     if (bound.spec == spec) return &bound;
     return absl::FailedPreconditionError(
         absl::StrCat("namespace \"", name,
                      "\" is bound to another identity: ", DescribeDifference(spec, bound.spec)));
   }
+  if (by_name_.size() >= kNamespaceNamesMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(by_name_.size(), " namespace names are bound, at most ", kNamespaceNamesMax));
+  }
   if (auto it = by_fingerprint_.find(fingerprint); it != by_fingerprint_.end()) {
     // The same identity under a second name: one namespace, two names.
-    by_name_[key] = it->second;
-    *created = true;
+    by_name_[key].id = it->second;
     return &namespaces_[it->second];
   }
   if (namespaces_.size() >= kNamespacesMax) {
@@ -47,10 +51,26 @@ absl::StatusOr<OpenedNamespace*> NamespaceTable::Open(absl::string_view name,
   opened.name = std::string(name);
   opened.spec = spec;
   opened.fingerprint = fingerprint;
-  by_name_[key] = id;
+  by_name_[key].id = id;
   by_fingerprint_[fingerprint] = id;
-  *created = true;
   return &opened;
+}
+
+void NamespaceTable::Saved(absl::string_view tenant, absl::string_view name) {
+  MutexLock lock(mu_);
+  Name& saved = by_name_.at(std::make_pair(std::string(tenant), std::string(name)));
+  if (!saved.saved) ++saved_names_;
+  saved.saved = true;
+}
+
+std::vector<NamespaceTable::UnsavedName> NamespaceTable::Unsaved() const {
+  std::vector<UnsavedName> unsaved;
+  MutexLock lock(mu_);
+  if (saved_names_ == by_name_.size()) return unsaved;
+  for (const auto& [key, name] : by_name_) {
+    if (!name.saved) unsaved.push_back({key.second, &namespaces_[name.id]});
+  }
+  return unsaved;
 }
 
 OpenedNamespace* NamespaceTable::Find(NamespaceId id) const {
@@ -62,7 +82,7 @@ OpenedNamespace* NamespaceTable::Find(NamespaceId id) const {
 OpenedNamespace* NamespaceTable::Find(absl::string_view tenant, absl::string_view name) const {
   MutexLock lock(mu_);
   auto it = by_name_.find(std::make_pair(std::string(tenant), std::string(name)));
-  return it == by_name_.end() ? nullptr : const_cast<OpenedNamespace*>(&namespaces_[it->second]);
+  return it == by_name_.end() ? nullptr : const_cast<OpenedNamespace*>(&namespaces_[it->second.id]);
 }
 
 OpenedNamespace* NamespaceTable::Find(const Fingerprint& fingerprint) const {

@@ -32,14 +32,24 @@ struct OpenedNamespace {
 
 inline constexpr std::size_t kNamespaceNameBytesMax = 128;
 inline constexpr std::size_t kNamespacesMax = 4096;
+inline constexpr std::size_t kNamespaceNamesMax = 4 * kNamespacesMax;
 
 // Thread-safe. Namespaces are never forgotten while the daemon runs: ids and pointers stay valid.
 class NamespaceTable {
  public:
   // INVALID_ARGUMENT for a bad name or spec, FAILED_PRECONDITION when the tenant's name is bound to
-  // another identity, RESOURCE_EXHAUSTED beyond kNamespacesMax. `*created` says whether it is new.
+  // another identity, RESOURCE_EXHAUSTED beyond kNamespacesMax or kNamespaceNamesMax. `*unsaved`:
+  // nobody called Saved for the name.
   absl::StatusOr<OpenedNamespace*> Open(absl::string_view name, const NamespaceSpec& spec,
-                                        bool* created);
+                                        bool* unsaved);
+  // The name survives a restart from now on. It is open.
+  void Saved(absl::string_view tenant, absl::string_view name);
+  // Names that Saved was not called for.
+  struct UnsavedName {
+    std::string name;
+    const OpenedNamespace* space = nullptr;
+  };
+  std::vector<UnsavedName> Unsaved() const;
 
   // Null when unknown.
   OpenedNamespace* Find(NamespaceId id) const;
@@ -51,7 +61,12 @@ class NamespaceTable {
   mutable Mutex mu_;
   std::deque<OpenedNamespace> namespaces_
       ABSL_GUARDED_BY(mu_);  // By id; a deque never moves its elements.
-  std::map<std::pair<std::string, std::string>, NamespaceId> by_name_ ABSL_GUARDED_BY(mu_);
+  struct Name {
+    NamespaceId id = 0;
+    bool saved = false;
+  };
+  std::map<std::pair<std::string, std::string>, Name> by_name_ ABSL_GUARDED_BY(mu_);
+  std::size_t saved_names_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<Fingerprint, NamespaceId> by_fingerprint_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, TenantId> tenants_ ABSL_GUARDED_BY(mu_);
 };

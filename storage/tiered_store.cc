@@ -135,9 +135,10 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
                           disk_->Namespaces());
   for (const DiskStore::NamespaceRecord& record : records) {
     absl::StatusOr<NamespaceSpec> spec = DecodeNamespace(record.encoding);
-    bool created = false;
+    bool unsaved = false;
     absl::Status opened =
-        spec.ok() ? namespaces_.Open(record.name, *spec, &created).status() : spec.status();
+        spec.ok() ? namespaces_.Open(record.name, *spec, &unsaved).status() : spec.status();
+    if (opened.ok()) namespaces_.Saved(spec->tenant, record.name);
     // Its blocks are unreachable without it, and only those: the others are served.
     if (!opened.ok())
       LogError(absl::StrCat("disk tier: namespace \"", record.name,
@@ -187,6 +188,16 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
   return absl::OkStatus();
 }
 
+absl::Status TieredStore::Impl::SaveNamespaces() {
+  if (disk_ == nullptr) return absl::OkStatus();
+  for (const NamespaceTable::UnsavedName& unsaved : namespaces_.Unsaved()) {
+    KVMILL_RETURN_IF_ERROR(
+        disk_->PutNamespace({unsaved.name, EncodeNamespace(unsaved.space->spec)}));
+    namespaces_.Saved(unsaved.space->spec.tenant, unsaved.name);
+  }
+  return absl::OkStatus();
+}
+
 TieredStore::TieredStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TieredStore::~TieredStore() = default;
 
@@ -200,11 +211,9 @@ absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Create(const Options& 
 
 absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::OpenNamespace(absl::string_view name,
                                                                       const NamespaceSpec& spec) {
-  bool created = false;
-  KVMILL_ASSIGN_OR_RETURN(OpenedNamespace * space, impl_->namespaces_.Open(name, spec, &created));
-  if (created && impl_->disk_ != nullptr) {
-    KVMILL_RETURN_IF_ERROR(impl_->disk_->PutNamespace({std::string(name), EncodeNamespace(spec)}));
-  }
+  bool unsaved = false;
+  KVMILL_ASSIGN_OR_RETURN(OpenedNamespace * space, impl_->namespaces_.Open(name, spec, &unsaved));
+  if (unsaved) KVMILL_RETURN_IF_ERROR(impl_->SaveNamespaces());
   return InfoOf(*space, name);
 }
 
@@ -245,6 +254,7 @@ absl::Status TieredStore::MakeDurable(absl::Span<const BlockId> ids,
     return absl::FailedPreconditionError(
         "no disk tier: start kvmilld with --data-dir to store durably");
   }
+  KVMILL_RETURN_IF_ERROR(impl_->SaveNamespaces());
   impl_->write_behind_->MakeDurable(ids, results);
   return absl::OkStatus();
 }

@@ -52,6 +52,9 @@ class TieredStore::Impl : public AssemblyHost {
   // Takes a reference when the block is in host memory and fills `ref`.
   bool TryReference(TieredStore* store, const BlockId& id, BlockRef* ref);
   void ReleaseReference(EntryId entry, std::uint64_t bytes);
+  // Puts on disk what is not there yet: a block on disk is lost without its namespace. Names that
+  // could not be saved when they were opened are tried again by whoever wants something durable.
+  absl::Status SaveNamespaces();
   absl::StatusOr<std::uint64_t> RemoveBlocks(absl::Span<const BlockId> ids);
   // The part of it that is not the disk's: which of them the disk must remove.
   std::vector<DiskBlockId> HideBlocks(absl::Span<const BlockId> ids, std::uint64_t* removed);

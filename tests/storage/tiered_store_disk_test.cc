@@ -130,6 +130,35 @@ TEST_F(TieredStoreDiskTest, FullDiskIsSaidAndTheCacheGoesOn) {
   EXPECT_TRUE(GetIs(1));
 }
 
+TEST_F(TieredStoreDiskTest, NothingIsDurableWithoutItsNamespace) {
+  disk_.full = true;
+  auto store = TieredStore::Create(options_, clock_, std::make_unique<DiskHandle>(disk_));
+  ASSERT_TRUE(store.ok()) << store.status();
+  store_ = *std::move(store);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT_EQ(store_->OpenNamespace("test", Spec()).status().code(),
+              absl::StatusCode::kResourceExhausted)
+        << "attempt " << attempt;
+  }
+  // Whoever knows the name can use it meanwhile.
+  space_ = store_->FindNamespace("default", "test")->id;
+  ASSERT_TRUE(Put(1).ok());
+  EXPECT_EQ(Durable(1).code(), absl::StatusCode::kResourceExhausted);
+  while (store_->stats().unwritten_blocks > 0) std::this_thread::yield();  // Its write failed too.
+  disk_.full = false;
+  const absl::Status durable = Durable(1);
+  ASSERT_TRUE(durable.ok()) << durable;
+  disk_.Crash();
+  store_.reset();
+  auto again = TieredStore::Create(options_, clock_, std::make_unique<DiskHandle>(disk_));
+  ASSERT_TRUE(again.ok()) << again.status();
+  store_ = *std::move(again);
+  const auto info = store_->FindNamespace("default", "test");
+  ASSERT_TRUE(info.ok()) << info.status();
+  space_ = info->id;
+  EXPECT_TRUE(GetIs(1));
+}
+
 TEST_F(TieredStoreDiskTest, ARemovalDoesNotTakeWhatWasStoredAnew) {
   Open(true);
   ASSERT_TRUE(Put(1).ok());

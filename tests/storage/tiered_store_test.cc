@@ -327,6 +327,18 @@ TEST_F(TieredStoreTest, ManyThatFindNoRoomWaitOnceAndNotOneAfterTheOther) {
   EXPECT_TRUE(Put(20000).ok());
 }
 
+TEST_F(TieredStoreTest, NamesOfOneNamespaceAreBounded) {
+  Open(false);
+  absl::Status status;
+  std::uint64_t names = 1;
+  while (status.ok() && names < 20000) {
+    status = store_->OpenNamespace(absl::StrFormat("name-%d", names), Spec()).status();
+    if (status.ok()) ++names;
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << names << " names";
+  EXPECT_TRUE(store_->OpenNamespace("name-1", Spec()).ok()) << "what is bound stays usable";
+}
+
 TEST_F(TieredStoreTest, WindowGroupNeedsOnlyItsLastBlocks) {
   NamespaceSpec spec = Spec();
   spec.groups[0].layers = {0, 1};
