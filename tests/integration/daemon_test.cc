@@ -292,6 +292,25 @@ TEST_F(ProcessTest, ADaemonThatDoesNotExistIsUnavailable) {
   EXPECT_TRUE(absl::IsUnavailable(client->Stat().status()));
 }
 
+TEST_F(ProcessTest, ABusyDaemonIsWaitedForAndOneThatNeverAnswersIsUnavailable) {
+  Start();
+  const std::unique_ptr<Client> other = Connect(absl::StrCat("unix:", socket()));
+  daemon_->Signal(SIGSTOP);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    daemon_->Signal(SIGCONT);
+  });
+  const auto stat = other->Stat();  // The first call: it connects.
+  later.join();
+  EXPECT_TRUE(stat.ok()) << stat.status();
+  daemon_->Signal(SIGSTOP);
+  const absl::Time start = absl::Now();
+  const auto never = Connect(absl::StrCat("unix:", socket()))->Stat();
+  EXPECT_EQ(never.status().code(), absl::StatusCode::kUnavailable) << never.status();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+  daemon_->Signal(SIGCONT);
+}
+
 TEST_F(ProcessTest, AStoppedDaemonMeetsTheDeadlineAndGivesTheMemoryBack) {
   Start();
   const ClientNamespace ns = Open("n", SmallSpec());
