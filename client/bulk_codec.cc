@@ -160,8 +160,8 @@ absl::Status BulkMessage::Parse(const grpc::ByteBuffer& message, std::uint32_t o
 
 RowTable::RowTable(absl::Span<const absl::Span<const std::byte>> pieces, std::size_t row_bytes,
                    std::size_t row_count) {
-  // A piece's end cuts at most one row.
-  cut_rows_.resize(pieces.size() * row_bytes);
+  // A piece's end cuts at most one row, and a caller may send a piece a byte.
+  cut_rows_.resize(std::min(pieces.size(), row_count) * row_bytes);
   rows_.reserve(row_count);
   std::size_t cut_used = 0;
   std::size_t piece = 0;

@@ -59,6 +59,8 @@ class RowTable {
   RowTable(absl::Span<const absl::Span<const std::byte>> pieces, std::size_t row_bytes,
            std::size_t row_count);
   const std::byte* const* rows() const { return rows_.data(); }
+  // Set aside for rows that lie in more than one piece: never more than all rows.
+  std::size_t copy_bytes() const { return cut_rows_.size(); }
 
  private:
   std::vector<const std::byte*> rows_;
