@@ -60,6 +60,8 @@ void SetCommonArguments(grpc::ServerBuilder& builder) {
   // Clients ping every kKeepaliveMs while a call waits.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kKeepaliveMs / 2);
+  // Whoever connects and then says nothing, or stops, is hung up on: it holds a descriptor.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   // A taken port is an error, not a port shared with a stranger.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(static_cast<int>(kMessageBytesMax));

@@ -23,6 +23,8 @@ inline constexpr std::uint32_t kStoreStreamsMax = 64;  // * kStoreWindowBytes = 
 inline constexpr std::uint32_t kFetchStreamsMax = 256;
 inline constexpr std::uint64_t kStoreWindowBytes = std::uint64_t{16} << 20;
 inline constexpr std::uint32_t kOpenBlocksMax = 4096;  // Of one Store stream.
+// Results that the caller of a Store has not read: then the daemon stops reading too.
+inline constexpr std::size_t kStoreRepliesMax = 4096;
 
 // Every identity is this tenant until identities arrive with the local door and mTLS.
 inline constexpr const char* kDefaultTenant = "default";

@@ -197,13 +197,16 @@ absl::Status StoreCall::HandleChunk() {
 void StoreCall::BeginBlock(BlockNumber number, const ChunkPtr& chunk) {
   BlockId id;
   BlockOrigin origin;
+  bool wanted = false;
   {
     MutexLock lock(mu_);
     const Block& block = blocks_.at(number);
     id = block.id;
     origin = block.origin;
+    wanted = !finished_ && block.phase == Block::Phase::kStarting;
   }
-  absl::StatusOr<BlockWriter> writer = context_.store.BeginStore(id, origin);
+  absl::StatusOr<BlockWriter> writer = absl::CancelledError("the call is over");
+  if (wanted) writer = context_.store.BeginStore(id, origin);
   {
     MutexLock lock(mu_);
     Block& block = blocks_.at(number);
@@ -396,7 +399,8 @@ void StoreCall::EraseIfOver(BlockNumber number) {
 
 void StoreCall::Advance() {
   if (finished_) return;
-  if (!reads_done_ && !reading_ && window_used_bytes_ < kStoreWindowBytes) {
+  if (!reads_done_ && !reading_ && window_used_bytes_ < kStoreWindowBytes &&
+      replies_.size() < kStoreRepliesMax) {
     reading_ = true;
     StartRead(&message_);
   }
