@@ -1,4 +1,8 @@
 // Plain HTTP for probes and scrapers: /metrics, /healthz, /readyz.
+//
+// One thread, no request body, one request a connection. Slow, silent and many callers cannot keep
+// a probe from its answer, nor the server from stopping: every exchange has a deadline, and the
+// oldest one gives way to a new one.
 #ifndef KVMILL_SERVICE_HTTP_SERVER_H_
 #define KVMILL_SERVICE_HTTP_SERVER_H_
 
@@ -13,12 +17,12 @@ namespace kvmill {
 
 class HttpServer {
  public:
-  struct Handlers {  // Called from several threads.
+  struct Handlers {  // Called from the thread of the server.
     std::function<std::string()> metrics;
     std::function<bool()> ready;
   };
 
-  // Listens and serves from threads of its own. UNAVAILABLE naming the address when it cannot
+  // Listens and serves from a thread of its own. UNAVAILABLE naming the address when it cannot
   // listen.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const HostPort& address,
                                                            Handlers handlers);

@@ -149,5 +149,54 @@ TEST_F(HostileTest, UnfinishedBlocksFillTheMemoryAndNeitherOthersNorTheDrainHang
   writer.join();
 }
 
+TEST_F(HostileTest, SlowHttpCallersKeepNeitherProbesNorTheDrainWaiting) {
+  Start({"--metrics", "127.0.0.1:0", "--drain-timeout", "1s"});
+  const HostPort address = *ParseHostPort(ready_["metrics"].get<std::string>());
+  const auto connect_to = [&] {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(address.port);
+    inet_pton(AF_INET, address.host.c_str(), &to.sin_addr);
+    EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
+    return fd;
+  };
+  const auto send_text = [](int fd, const std::string& text) {
+    return ::send(fd, text.data(), text.size(), MSG_NOSIGNAL);
+  };
+  std::vector<int> slow;
+  std::atomic<bool> stop{false};
+  for (int i = 0; i < 100; ++i) {
+    slow.push_back(connect_to());
+    send_text(slow.back(), "GET /healthz HTTP/1.1\r\n");
+  }
+  std::thread trickle([&] {
+    while (!stop) {
+      for (const int fd : slow) send_text(fd, "A: b\r\n");
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+  });
+  for (int i = 0; i < 3; ++i) {
+    const auto start = steady_clock::now();
+    const int fd = connect_to();
+    send_text(fd, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+    std::string answer;
+    char buffer[512];
+    for (ssize_t n = 0; (n = ::recv(fd, buffer, sizeof(buffer), 0)) > 0;) {
+      answer.append(buffer, static_cast<std::size_t>(n));
+    }
+    close(fd);
+    EXPECT_EQ(answer.substr(0, 15), "HTTP/1.1 200 OK");
+    EXPECT_LT(SecondsSince(start), 2);
+  }
+  const auto start = steady_clock::now();
+  daemon_->Signal(SIGTERM);
+  EXPECT_EQ(daemon_->WaitExit(std::chrono::seconds(30)).code, 0);
+  EXPECT_LT(SecondsSince(start), 5);
+  stop = true;
+  trickle.join();
+  for (const int fd : slow) close(fd);
+}
+
 }  // namespace
 }  // namespace kvmill::testing
