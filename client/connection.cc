@@ -1,5 +1,6 @@
 #include "client/connection.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
@@ -50,6 +51,17 @@ void KeepHeapWarm() {
   static_cast<void>(once);
 }
 
+// The last grpc_shutdown() of a process joins a thread that polls for up to ten seconds and that
+// nothing wakes (gRPC 1.51). A reference that is never given back keeps destroying the last client
+// from being that shutdown; the process ends without one.
+void KeepGrpcRunning() {
+  static const bool once = [] {
+    grpc_init();
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
 }  // namespace
 
 Channel::Channel(const ServerAddress& address)
@@ -61,6 +73,7 @@ Channel::Channel(const ServerAddress& address)
 
 Connection::Connection(const ServerAddress& address) : address_(address) {
   KeepHeapWarm();
+  KeepGrpcRunning();
   threads_.emplace_back([this] { RunTasks(); });
   // Two: one moves bytes while the other works on what came.
   for (int i = 0; i < 2; ++i) threads_.emplace_back([this] { RunQueue(); });
