@@ -36,6 +36,10 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
     if (port.find(':') != absl::string_view::npos) return bad("an IPv6 address needs brackets");
   }
   if (host.empty()) return bad("no host");
+  for (const absl::string_view scheme : {"unix", "unix-abstract", "dns", "ipv4", "ipv6", "vsock"}) {
+    // gRPC would take what follows for an address of that kind.
+    if (host == scheme) return bad(absl::StrCat("\"", scheme, "\" is no host name"));
+  }
   std::uint32_t number = 0;
   if (port.empty() || port.size() > 5 || !absl::SimpleAtoi(port, &number) || number > 65535) {
     return bad(absl::StrCat("port \"", port, "\" is not a number from 0 to 65535"));

@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <set>
@@ -139,7 +140,12 @@ const std::vector<Option>& Options() {
        [](const Config& c) { return c.eviction_policy; }},
       {{"drain-timeout", "DURATION", "Time that calls in flight get at shutdown."},
        [](absl::string_view value, Config* c) -> absl::Status {
-         KVMILL_ASSIGN_OR_RETURN(c->drain_timeout, ParseDuration(value));
+         KVMILL_ASSIGN_OR_RETURN(const absl::Duration timeout, ParseDuration(value));
+         if (timeout > kDrainTimeoutMax) {
+           return absl::InvalidArgumentError(
+               absl::StrCat("want at most ", absl::FormatDuration(kDrainTimeoutMax)));
+         }
+         c->drain_timeout = timeout;
          return absl::OkStatus();
        },
        [](const Config& c) { return absl::FormatDuration(c.drain_timeout); }},
@@ -177,6 +183,10 @@ absl::Status SetOption(absl::string_view name, absl::string_view value, Config* 
 absl::Status ApplyYamlFile(const std::string& path, Config* config) {
   std::ifstream file(path);
   if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {  // Opens, and reads as if it were empty.
+    return absl::NotFoundError(absl::StrCat(path, ": is a directory, want a file"));
+  }
   std::stringstream text;
   text << file.rdbuf();
   const auto at = [&](const YAML::Mark& mark, absl::string_view what) {

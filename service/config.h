@@ -18,6 +18,8 @@ namespace kvmill {
 
 inline constexpr std::uint64_t kHostBytesMin = std::uint64_t{64} << 20;
 
+inline constexpr absl::Duration kDrainTimeoutMax = absl::Hours(1);
+
 struct Config {
   std::string socket;   // Path; never empty after LoadConfig.
   std::string listen;   // HOST:PORT; empty: no TCP listener.

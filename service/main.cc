@@ -1,6 +1,7 @@
 // kvmilld: reads the configuration, starts the node, waits for a signal, drains.
 #include <malloc.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -27,6 +28,22 @@ constexpr int kExitUsage = 2;
 int Failed(const absl::Status& status) {
   std::fprintf(stderr, "kvmilld: %s\n", std::string(status.message()).c_str());
   return kExitFailed;
+}
+
+// Connections, arenas and disk files are descriptors. The soft limit is for programs that use
+// select(); the hard one is what the operator allows.
+absl::Status RaiseOpenFilesLimit() {
+  constexpr rlim_t kOpenFilesMin = 256;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::OkStatus();
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_max < kOpenFilesMin) {
+    return absl::FailedPreconditionError(absl::StrCat("the limit of open files is ", limit.rlim_max,
+                                                      ": want at least ", kOpenFilesMin,
+                                                      " (ulimit -Hn, LimitNOFILE=)"));
+  }
+  return absl::OkStatus();
 }
 
 // Waits for SIGTERM or SIGINT; a further one ends the process at once.
@@ -74,6 +91,9 @@ int Main(const std::vector<std::string>& arguments) {
   if (flags->print_config) std::fputs(ToYaml(config).c_str(), stdout);
   if (flags->check_config || flags->print_config) return 0;
   status = SetLogLevel(config.log_level);
+  if (!status.ok()) return Failed(status);
+
+  status = RaiseOpenFilesLimit();
   if (!status.ok()) return Failed(status);
 
   // Before any thread: all of them inherit the mask, and only WaitForSignal sees the signals.

@@ -158,6 +158,12 @@ absl::Status Node::Impl::OpenStore() {
   }
   TieredStore::Options options;
   options.host_bytes = config_.host_bytes;
+  // Blocks of small models are 64 KiB; the index takes memory for those that are there only.
+  constexpr std::uint64_t kSmallBlockBytes = 64 << 10;
+  const std::uint64_t disk_bytes = config_.data_dir.empty() ? 0 : config_.disk_bytes;
+  options.blocks_max = static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>((config_.host_bytes + disk_bytes) / kSmallBlockBytes,
+                                options.blocks_max, std::uint64_t{1} << 26));
   // Each tenant needs an arena of its own: a small host tier has several small ones.
   options.arena_bytes = std::clamp(config_.host_bytes / 4 / kExtentBytes * kExtentBytes,
                                    kHostBytesMin, options.arena_bytes);

@@ -22,9 +22,10 @@ TEST(ServerAddressTest, AcceptsUnixPathsNamesAndBothAddressFamilies) {
 TEST(ServerAddressTest, RefusesWhatIsAmbiguousOrIncomplete) {
   for (const char* text : {"", "localhost", ":7600", "localhost:", "localhost:65536",
                            "localhost:-1", "localhost:7600x", "::1:7600", "fe80::1", "[::1]",
-                           "[::1", "[::1]7600", "[localhost]:7600", "unix:"}) {
+                           "[::1", "[::1]7600", "[localhost]:7600", "unix:", "dns:80", "ipv4:80"}) {
     EXPECT_EQ(ParseServerAddress(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
+  EXPECT_EQ(ParseHostPort("unix:80").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_FALSE(ParseServerAddress("unix:/" + std::string(200, 'p')).ok());
 }
 
