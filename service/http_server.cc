@@ -1,67 +1,34 @@
 #include "service/http_server.h"
 
-#include <fcntl.h>
+#include <microhttpd.h>
 #include <netdb.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <list>
-#include <thread>
+#include <memory>
+#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 
 namespace kvmill {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
-// A probe must be answered whatever else is connected: one connection's whole exchange has this
-// long, and when there are too many the oldest one gives way.
-constexpr std::chrono::seconds kExchangeMax{5};
+// A probe must be answered whatever else is connected: the server works on all connections at once,
+// silent ones are closed, and when there are many the oldest one, however busy it looks, gives way.
+constexpr unsigned kSilentSecondsMax = 5;
 constexpr std::size_t kConnectionsMax = 64;
-constexpr std::size_t kRequestBytesMax = 16 << 10;
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
+struct AddressDelete {
+  void operator()(addrinfo* found) const { freeaddrinfo(found); }
 };
 
-struct Connection {
-  Descriptor socket;
-  SteadyClock::time_point deadline;
-  std::string request;
-  std::string response;  // Not empty: the request was read.
-  std::size_t sent = 0;
-};
-
-std::string Response(absl::string_view status, absl::string_view type, absl::string_view body,
-                     bool with_body) {
-  return absl::StrCat("HTTP/1.1 ", status, "\r\nContent-Type: ", type,
-                      "\r\nContent-Length: ", body.size(), "\r\nConnection: close\r\n\r\n",
-                      with_body ? body : absl::string_view());
+int SocketOf(MHD_Connection* connection) {
+  const MHD_ConnectionInfo* info =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+  return info == nullptr ? -1 : info->connect_fd;
 }
 
 }  // namespace
@@ -72,47 +39,36 @@ class HttpServer::Impl {
       : address_(address), handlers_(std::move(handlers)) {}
 
   ~Impl() {
-    if (!thread_.joinable()) return;
-    const std::uint64_t one = 1;
-    const ssize_t written = write(stop_.get(), &one, sizeof(one));
-    static_cast<void>(written);  // It can only fail when the counter is already set.
-    thread_.join();
+    if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
   }
 
   absl::Status Start() {
-    stop_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (stop_.get() < 0) return CannotListen(std::strerror(errno));
     addrinfo hints{};
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-    addrinfo* found = nullptr;
+    addrinfo* list = nullptr;
     const int error =
-        getaddrinfo(address_.host.c_str(), std::to_string(address_.port).c_str(), &hints, &found);
+        getaddrinfo(address_.host.c_str(), std::to_string(address_.port).c_str(), &hints, &list);
     if (error != 0) return CannotListen(gai_strerror(error));
-    int bind_error = 0;
-    for (const addrinfo* a = found; a != nullptr && listener_.get() < 0; a = a->ai_next) {
-      Descriptor socket(
-          ::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
-      const int one = 1;
-      if (socket.get() >= 0 &&
-          setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) == 0 &&
-          bind(socket.get(), a->ai_addr, a->ai_addrlen) == 0 && listen(socket.get(), 128) == 0) {
-        listener_ = std::move(socket);
-      } else {
-        bind_error = errno;
-      }
+    const std::unique_ptr<addrinfo, AddressDelete> found(list);
+    int start_error = 0;
+    for (const addrinfo* a = found.get(); a != nullptr && daemon_ == nullptr; a = a->ai_next) {
+      const unsigned family = a->ai_family == AF_INET6 ? MHD_USE_IPv6 : MHD_NO_FLAG;
+      errno = 0;
+      daemon_ = MHD_start_daemon(
+          MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO | family, 0, nullptr, nullptr, &Answer,
+          this, MHD_OPTION_SOCK_ADDR, a->ai_addr, MHD_OPTION_CONNECTION_TIMEOUT, kSilentSecondsMax,
+          MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(2 * kConnectionsMax),
+          MHD_OPTION_NOTIFY_CONNECTION, &Notify, this, MHD_OPTION_END);
+      if (daemon_ == nullptr) start_error = errno;
     }
-    freeaddrinfo(found);
-    if (listener_.get() < 0) return CannotListen(std::strerror(bind_error));
-    sockaddr_storage bound{};
-    socklen_t bytes = sizeof(bound);
-    if (getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound), &bytes) != 0) {
-      return CannotListen(std::strerror(errno));
+    if (daemon_ == nullptr) {
+      return CannotListen(start_error == 0 ? "no address of it can be used"
+                                           : std::strerror(start_error));
     }
-    address_.port =
-        ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&bound)->sin6_port
-                                          : reinterpret_cast<const sockaddr_in*>(&bound)->sin_port);
-    thread_ = std::thread([this] { Run(); });
+    const MHD_DaemonInfo* info = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_BIND_PORT);
+    if (info == nullptr || info->port == 0) return CannotListen("the port is not known");
+    address_.port = info->port;
     return absl::OkStatus();
   }
 
@@ -124,99 +80,67 @@ class HttpServer::Impl {
         absl::StrCat("--metrics ", address_.ToString(), ": cannot listen there: ", why));
   }
 
-  void Run() {
-    bool accepts = true;  // Not for a moment after descriptors ran out.
-    for (;;) {
-      std::vector<pollfd> fds = {{stop_.get(), POLLIN, 0},
-                                 {accepts ? listener_.get() : -1, POLLIN, 0}};
-      for (const Connection& c : connections_) {
-        const short events = c.response.empty() ? POLLIN : POLLOUT;
-        fds.push_back({c.socket.get(), events, 0});
-      }
-      // A second is fine enough for the deadlines.
-      const int count = poll(fds.data(), fds.size(), connections_.empty() && accepts ? -1 : 1000);
-      if (count < 0 && errno != EINTR) return;
-      if (count > 0 && fds[0].revents != 0) return;
-      const SteadyClock::time_point now = SteadyClock::now();
-      std::size_t i = 2;
-      for (auto it = connections_.begin(); it != connections_.end(); ++i) {
-        const bool over = (count > 0 && fds[i].revents != 0 && !Serve(*it)) || now >= it->deadline;
-        it = over ? connections_.erase(it) : std::next(it);
-      }
-      const bool waiting = count > 0 && fds[1].revents != 0;
-      accepts = !waiting || Accept(now);
+  // Connections in the order in which they came; on the server's thread only. `place` is ours to
+  // keep with the connection.
+  static void Notify(void* self, MHD_Connection* connection, void** place,
+                     MHD_ConnectionNotificationCode code) {
+    std::list<MHD_Connection*>& connections = static_cast<Impl*>(self)->connections_;
+    using Place = std::list<MHD_Connection*>::iterator;
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+      if (*place == nullptr) return;
+      connections.erase(*static_cast<Place*>(*place));
+      delete static_cast<Place*>(*place);
+      *place = nullptr;
+      return;
     }
+    *place = new Place(connections.insert(connections.end(), connection));
+    // The library notices the end of a socket that was shut down and closes the connection.
+    if (connections.size() > kConnectionsMax) shutdown(SocketOf(connections.front()), SHUT_RDWR);
   }
 
-  // False when there are no descriptors left.
-  bool Accept(SteadyClock::time_point now) {
-    for (;;) {
-      Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket.get() < 0) {
-        return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
-      }
-      if (connections_.size() >= kConnectionsMax) connections_.pop_front();
-      Connection& c = connections_.emplace_back();
-      c.socket = std::move(socket);
-      c.deadline = now + kExchangeMax;
-    }
+  static MHD_Result Answer(void* self, MHD_Connection* connection, const char* url,
+                           const char* method, const char*, const char*, std::size_t*, void**) {
+    return static_cast<Impl*>(self)->Answer(connection, url, method);
   }
 
-  // False when the connection is done with.
-  bool Serve(Connection& c) {
-    if (c.response.empty()) {
-      char buffer[4096];
-      const ssize_t bytes = recv(c.socket.get(), buffer, sizeof(buffer), 0);
-      if (bytes < 0) return errno == EAGAIN || errno == EINTR;
-      if (bytes == 0) return false;
-      c.request.append(buffer, static_cast<std::size_t>(bytes));
-      if (c.request.find("\r\n\r\n") == std::string::npos) {
-        if (c.request.size() <= kRequestBytesMax) return true;
-        c.response = Response("431 Request Header Fields Too Large", "text/plain", "", false);
-      } else {
-        c.response = Answer(c.request.substr(0, c.request.find("\r\n")));
-      }
+  // Exceptions must not reach the library, which is C: what is called here throws only when memory
+  // ends.
+  MHD_Result Answer(MHD_Connection* connection, absl::string_view url,
+                    absl::string_view method) const noexcept {
+    if (method != "GET" && method != "HEAD") {
+      return Respond(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n");
     }
-    while (c.sent < c.response.size()) {
-      const ssize_t bytes = send(c.socket.get(), c.response.data() + c.sent,
-                                 c.response.size() - c.sent, MSG_NOSIGNAL);
-      if (bytes < 0) return errno == EAGAIN || errno == EINTR;
-      c.sent += static_cast<std::size_t>(bytes);
+    if (url == "/metrics") {
+      return Respond(connection, MHD_HTTP_OK, handlers_.metrics(),
+                     "text/plain; version=0.0.4; charset=utf-8");
     }
-    // What the caller still sends would make close() reset the connection under the answer.
-    shutdown(c.socket.get(), SHUT_WR);
-    return false;
+    if (url == "/healthz") return Respond(connection, MHD_HTTP_OK, "ok\n");
+    if (url == "/readyz") {
+      return handlers_.ready() ? Respond(connection, MHD_HTTP_OK, "ready\n")
+                               : Respond(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "not ready\n");
+    }
+    return Respond(connection, MHD_HTTP_NOT_FOUND, "/metrics, /healthz, /readyz\n");
   }
 
-  std::string Answer(absl::string_view request_line) const {
-    const std::vector<absl::string_view> words = absl::StrSplit(request_line, ' ');
-    if (words.size() != 3 || !absl::StartsWith(words[2], "HTTP/1.")) {
-      return Response("400 Bad Request", "text/plain", "not an HTTP/1 request\n", true);
+  static MHD_Result Respond(MHD_Connection* connection, unsigned status, const std::string& body,
+                            const char* type = "text/plain") {
+    // The library copies the body; to HEAD it sends the header only.
+    MHD_Response* response = MHD_create_response_from_buffer(
+        body.size(), const_cast<char*>(body.data()), MHD_RESPMEM_MUST_COPY);
+    if (response == nullptr) return MHD_NO;
+    MHD_Result queued = MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    if (queued == MHD_YES) {  // One request a connection.
+      queued = MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     }
-    const bool head = words[0] == "HEAD";
-    if (words[0] != "GET" && !head) {
-      return Response("405 Method Not Allowed", "text/plain", "only GET and HEAD\n", true);
-    }
-    const absl::string_view path = words[1].substr(0, words[1].find('?'));
-    if (path == "/metrics") {
-      return Response("200 OK", "text/plain; version=0.0.4; charset=utf-8", handlers_.metrics(),
-                      !head);
-    }
-    if (path == "/healthz") return Response("200 OK", "text/plain", "ok\n", !head);
-    if (path == "/readyz") {
-      return handlers_.ready()
-                 ? Response("200 OK", "text/plain", "ready\n", !head)
-                 : Response("503 Service Unavailable", "text/plain", "not ready\n", !head);
-    }
-    return Response("404 Not Found", "text/plain", "/metrics, /healthz, /readyz\n", !head);
+    if (queued == MHD_YES) queued = MHD_queue_response(connection, status, response);
+    MHD_destroy_response(response);
+    return queued;
   }
 
   HostPort address_;
   const Handlers handlers_;
-  Descriptor stop_;  // eventfd.
-  Descriptor listener_;
-  std::list<Connection> connections_;  // Of the thread only; oldest first.
-  std::thread thread_;
+  std::list<MHD_Connection*> connections_;
+  MHD_Daemon* daemon_ = nullptr;
 };
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HostPort& address,

@@ -1,8 +1,8 @@
 // Plain HTTP for probes and scrapers: /metrics, /healthz, /readyz.
 //
-// One thread, no request body, one request a connection. Slow, silent and many callers cannot keep
-// a probe from its answer, nor the server from stopping: every exchange has a deadline, and the
-// oldest one gives way to a new one.
+// libmicrohttpd on one thread, one request a connection. Slow, silent and many callers cannot keep
+// a probe from its answer, nor the server from stopping: a silent connection is closed, and of many
+// the oldest one gives way to a new one.
 #ifndef KVMILL_SERVICE_HTTP_SERVER_H_
 #define KVMILL_SERVICE_HTTP_SERVER_H_
 

@@ -26,7 +26,7 @@ LIBRARIES = {
     "protobuf": ("google/protobuf/", "google/rpc/"),
     "ucx": ("ucp/", "uct/", "ucs/", "ucm/"),
     "prometheus": ("prometheus/",),
-    "http": ("httplib.h",),
+    "http": ("httplib.h", "microhttpd.h"),
     "yaml": ("yaml-cpp/",),
     "cli11": ("CLI/",),
     "json": ("nlohmann/",),
