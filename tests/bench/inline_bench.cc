@@ -9,11 +9,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -128,12 +130,14 @@ int Main(int argc, char** argv) {
   std::uint32_t blocks = 32;
   std::uint32_t rounds = 5;
   std::uint32_t gets = 1;
+  int callers = 1;  // Of gets: clients with a connection each, which share the blocks.
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string flag = argv[i];
     const int value = std::atoi(argv[i + 1]);
     if (flag == "--threads") threads = value;
     if (flag == "--blocks") blocks = static_cast<std::uint32_t>(value);
     if (flag == "--gets") gets = static_cast<std::uint32_t>(value);
+    if (flag == "--callers") callers = std::max(1, value);
     if (flag == "--rounds") rounds = static_cast<std::uint32_t>(value);
   }
   // Eight blocks of distinct values, larger than the caches together, used in turn.
@@ -165,6 +169,12 @@ int Main(int argc, char** argv) {
   if (!ns.ok()) {
     std::fprintf(stderr, "%s\n", ns.status().ToString().c_str());
     return 1;
+  }
+  std::vector<std::unique_ptr<Client>> others;
+  for (int c = 1; c < callers; ++c) {
+    auto other = Client::Create(options);
+    if (!other.ok() || !(*other)->OpenNamespace("bench", Spec()).ok()) return 1;
+    others.push_back(*std::move(other));
   }
   const std::size_t record_bytes = RecordBytes(TileFormat{});
   const std::size_t page_bytes = UniformPageBytes(TileFormat{}, kTokens, SlotKind::kTile, kHeads);
@@ -202,16 +212,30 @@ int Main(int argc, char** argv) {
                                : stored.status().ToString().c_str());
       return 1;
     }
-    RecordSink sink(page_bytes);
+    std::vector<std::thread> getters;
+    std::atomic<int> failures{0};
     const double cpu_1 = CpuSeconds(daemon.pid());
     begin = std::chrono::steady_clock::now();
-    for (std::uint32_t i = 0; i < gets; ++i) {
-      const auto fetched = (*client)->Fetch(*ns, keys, sink);
-      if (!fetched.ok() || !fetched->blocks[blocks - 1].status.ok()) {
-        std::fprintf(stderr, "get: %s\n", fetched.status().ToString().c_str());
-        return 1;
-      }
+    for (int c = 0; c < callers; ++c) {
+      getters.emplace_back([&, c] {
+        Client& caller = *(c == 0 ? *client : others[static_cast<std::size_t>(c) - 1]);
+        const std::size_t first =
+            keys.size() * static_cast<std::size_t>(c) / static_cast<std::size_t>(callers);
+        const std::size_t end =
+            keys.size() * static_cast<std::size_t>(c + 1) / static_cast<std::size_t>(callers);
+        RecordSink sink(page_bytes);
+        const auto mine = absl::MakeConstSpan(keys).subspan(first, end - first);
+        for (std::uint32_t i = 0; i < gets; ++i) {
+          const auto fetched = caller.Fetch(*ns, mine, sink);
+          if (fetched.ok() && fetched->blocks.back().status.ok()) continue;
+          std::fprintf(stderr, "get: %s\n", fetched.status().ToString().c_str());
+          ++failures;
+          return;
+        }
+      });
     }
+    for (std::thread& getter : getters) getter.join();
+    if (failures > 0) return 1;
     const double get_s = Seconds(begin) / gets;
     const double get_cpu_s = (CpuSeconds(daemon.pid()) - cpu_1) / gets;
     std::printf(
