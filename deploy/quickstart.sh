@@ -20,13 +20,9 @@ USAGE
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 jobs="$(nproc)" install=1 job_options=()
-need() { # need OPTION VALUE: the value, or exit 2
-  if [[ -z "${2:-}" ]]; then
-    echo "quickstart: $1 needs a value" >&2
-    exit 2
-  fi
-}
-
+script=quickstart
+# shellcheck source=deploy/options.sh
+source "$root/deploy/options.sh"
 while (($# > 0)); do
   case "$1" in
     --keep) job_options+=(--keep) ;;
@@ -38,10 +34,7 @@ while (($# > 0)); do
   esac
   shift
 done
-if [[ ! "$jobs" =~ ^[1-9][0-9]*$ ]]; then
-  echo "quickstart: --jobs $jobs: want a number from 1" >&2
-  exit 2
-fi
+need_count --jobs "$jobs"
 cd "$root"
 
 step() { printf '\n== %s\n' "$*"; }

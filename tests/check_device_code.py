@@ -12,7 +12,8 @@ Run from anywhere: check_device_code.py [ROOT]
 import os
 import re
 import sys
-import tempfile
+
+import lint
 
 FOLDER = "kernels/cuda"
 FREE = {"device.h", "launch.h"}  # They wrap what the others may not use.
@@ -63,11 +64,7 @@ def self_test():
     ]
     failures = 0
     for text, want in [(good, False)] + [(good + line + "\n", True) for line in planted]:
-        with tempfile.TemporaryDirectory() as root:
-            os.makedirs(os.path.join(root, FOLDER))
-            for name, content in (("a.cu", text), ("device.h", "__device__ int x;\n")):
-                with open(os.path.join(root, FOLDER, name), "w", encoding="utf-8") as file:
-                    file.write(content)
+        with lint.planted_tree({f"{FOLDER}/a.cu": text, f"{FOLDER}/device.h": "__device__ int x;\n"}) as root:
             problems, _ = check_tree(root)
             if bool(problems) != want:
                 failures += 1
@@ -76,16 +73,5 @@ def self_test():
     return 1 if failures else 0
 
 
-def main():
-    if "--self-test" in sys.argv[1:]:
-        return self_test()
-    root = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    problems, count = check_tree(root)
-    for problem in problems:
-        print(problem)
-    print(f"device_code: {count} files, {len(problems)} violations")
-    return 1 if problems or count == 0 else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(lint.main("device_code", check_tree, self_test))

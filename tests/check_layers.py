@@ -10,7 +10,8 @@ Run from anywhere: check_layers.py [ROOT]
 import os
 import re
 import sys
-import tempfile
+
+import lint
 
 SOURCE_SUFFIXES = (".h", ".cc", ".cu", ".cuh")
 ROOT_FOLDERS = {"deploy", "service", "client", "storage", "kernels", "proto", "tests", "docs", "cmake"}
@@ -248,12 +249,7 @@ def self_test():
     ]
     failures = 0
     for path, include, want in ([(p, i, True) for p, i in refused] + [(p, i, False) for p, i in accepted]):
-        with tempfile.TemporaryDirectory() as root:
-            for name, text in {**files, path: f"#include {include}\n"}.items():
-                full = os.path.join(root, name)
-                os.makedirs(os.path.dirname(full), exist_ok=True)
-                with open(full, "w", encoding="utf-8") as file:
-                    file.write(text)
+        with lint.planted_tree({**files, path: f"#include {include}\n"}) as root:
             problems, _ = check_tree(root)
             if bool(problems) != want:
                 failures += 1
@@ -262,16 +258,5 @@ def self_test():
     return 1 if failures else 0
 
 
-def main():
-    if "--self-test" in sys.argv[1:]:
-        return self_test()
-    root = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    problems, count = check_tree(root)
-    for problem in problems:
-        print(problem)
-    print(f"layers: {count} files, {len(problems)} violations")
-    return 1 if problems or count == 0 else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(lint.main("layers", check_tree, self_test))

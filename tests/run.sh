@@ -24,13 +24,9 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 
 long=0 sanitizers=0 only="" jobs="$(nproc)" install=1
-need() { # need OPTION VALUE: the value, or exit 2
-  if [[ -z "${2:-}" ]]; then
-    echo "run.sh: $1 needs a value" >&2
-    exit 2
-  fi
-}
-
+script=run.sh
+# shellcheck source=deploy/options.sh
+source "$root/deploy/options.sh"
 while (($# > 0)); do
   case "$1" in
     --long) long=1 ;;
@@ -43,10 +39,7 @@ while (($# > 0)); do
   esac
   shift
 done
-if [[ ! "$jobs" =~ ^[1-9][0-9]*$ ]]; then
-  echo "run.sh: --jobs $jobs: want a number from 1" >&2
-  exit 2
-fi
+need_count --jobs "$jobs"
 
 step() { printf '\n== %s\n' "$*"; }
 

@@ -73,6 +73,21 @@ AttentionResult RunCpu(AttentionProblem& problem, std::uint32_t worker_count = 1
   });
 }
 
+// One query over arguments without outputs, by the reference and by AttentionCpu.
+void RunBoth(AttentionArgs args, std::size_t output_values, std::size_t heads,
+             AttentionResult* want, AttentionResult* got) {
+  *want = {std::vector<float>(output_values), std::vector<float>(heads)};
+  *got = *want;
+  args.output = want->output.data();
+  args.log_sum_exp = want->log_sum_exp.data();
+  ASSERT_EQ(ValidateAttention(args), absl::OkStatus());
+  AttentionReference(args);
+  args.output = got->output.data();
+  args.log_sum_exp = got->log_sum_exp.data();
+  Scratch scratch(AttentionScratchBytes(args, 1));
+  AttentionCpu(args, {}, scratch.span());
+}
+
 void ExpectClose(const AttentionResult& got, const AttentionResult& want) {
   ASSERT_EQ(got.output.size(), want.output.size());
   for (const float x : got.output) ASSERT_TRUE(std::isfinite(x));
@@ -331,16 +346,8 @@ TEST_P(AttentionTest, StrangeTilesGiveFiniteOutputsAndNearlyAllOfThemExactOnes) 
     args.shape.scale = 0.125f;
     args.sequences = {&sequence, 1};
     args.query = query.data();
-    AttentionResult want{std::vector<float>(query.size()), std::vector<float>(kHeads)};
-    AttentionResult got = want;
-    args.output = want.output.data();
-    args.log_sum_exp = want.log_sum_exp.data();
-    ASSERT_EQ(ValidateAttention(args), absl::OkStatus());
-    AttentionReference(args);
-    args.output = got.output.data();
-    args.log_sum_exp = got.log_sum_exp.data();
-    Scratch scratch(AttentionScratchBytes(args, 1));
-    AttentionCpu(args, {}, scratch.span());
+    AttentionResult want, got;
+    ASSERT_NO_FATAL_FAILURE(RunBoth(args, query.size(), kHeads, &want, &got));
     for (const float x : got.output) ASSERT_TRUE(std::isfinite(x));
     for (const float x : got.log_sum_exp) ASSERT_TRUE(std::isfinite(x));
     if (kind == InputKind::kNearFp16Max || kind == InputKind::kHugeToken) continue;
@@ -400,16 +407,8 @@ TEST_P(AttentionTest, KeysAndValuesOfARealModel) {
       args.shape.scale = 1 / std::sqrt(static_cast<float>(kDim));
       args.sequences = {&sequence, 1};
       args.query = query.data();
-      AttentionResult want{std::vector<float>(query.size()), std::vector<float>(kHeads)};
-      AttentionResult got = want;
-      args.output = want.output.data();
-      args.log_sum_exp = want.log_sum_exp.data();
-      ASSERT_EQ(ValidateAttention(args), absl::OkStatus());
-      AttentionReference(args);
-      args.output = got.output.data();
-      args.log_sum_exp = got.log_sum_exp.data();
-      Scratch scratch(AttentionScratchBytes(args, 1));
-      AttentionCpu(args, {}, scratch.span());
+      AttentionResult want, got;
+      ASSERT_NO_FATAL_FAILURE(RunBoth(args, query.size(), kHeads, &want, &got));
       ExpectClose(got, want);
       RecordProperty("error_layer" + std::to_string(layer) + "_" + ToString(format),
                      std::to_string(RelativeError(got.output, want.output)));

@@ -71,29 +71,14 @@ INSTANTIATE_TEST_SUITE_P(AllFormats, DecodeCudaTest,
 
 TEST(DecodeCudaBatchTest, RecordsNeedNoAlignmentAndABatchIsItsTilesOneByOne) {
   const TileFormat format;
-  std::vector<std::byte> bytes(1);
-  constexpr std::size_t kTiles = 3;
-  for (std::uint32_t seed = 0; seed < kTiles; ++seed) {
-    const std::vector<std::byte> record = RandomRecord(format, seed);
-    bytes.insert(bytes.end(), record.begin(), record.end());
-    bytes.emplace_back();  // The next one is off by another byte.
-  }
-  std::vector<PagedOutput> outputs;
-  for (std::size_t i = 0; i < 2 * kTiles; ++i) {
-    outputs.emplace_back(kGeometries[1], format, DType::kFloat16);
-  }
-  std::vector<DecodeArgs> args(kTiles);
-  for (std::size_t i = 0; i < kTiles; ++i) {
-    args[i] = {bytes.data() + 1 + i * (RecordBytes(format) + 1), outputs[2 * i].View(),
-               outputs[2 * i + 1].View()};
-  }
-  AllImplementations()[0].decode(format, Frame::kRotated, args, {});
-  for (std::size_t i = 0; i < kTiles; ++i) {
+  MisalignedBatch batch(format);
+  AllImplementations()[0].decode(format, Frame::kRotated, batch.args, {});
+  for (std::size_t i = 0; i < batch.args.size(); ++i) {
     const Decoded want =
         Decode(ReferenceImplementation(), format,
                RandomRecord(format, static_cast<std::uint32_t>(i)), Frame::kRotated);
-    EXPECT_EQ(outputs[2 * i].Take(format), Rounded(want.k, DType::kFloat16));
-    EXPECT_EQ(outputs[2 * i + 1].Take(format), Rounded(want.v, DType::kFloat16));
+    EXPECT_EQ(batch.outputs[2 * i].Take(format), Rounded(want.k, DType::kFloat16));
+    EXPECT_EQ(batch.outputs[2 * i + 1].Take(format), Rounded(want.v, DType::kFloat16));
   }
 }
 

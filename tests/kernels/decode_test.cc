@@ -90,29 +90,14 @@ TEST_P(DecodeTest, PagesHoldTheRoundedFloatsAndNothingElseIsWritten) {
 
 TEST_P(DecodeTest, RecordsNeedNoAlignmentAndABatchIsItsTilesOneByOne) {
   const TileFormat format;
-  std::vector<std::byte> bytes(1);
-  constexpr std::size_t kTiles = 3;
-  for (std::uint32_t seed = 0; seed < kTiles; ++seed) {
-    const std::vector<std::byte> record = RandomRecord(format, seed);
-    bytes.insert(bytes.end(), record.begin(), record.end());
-    bytes.emplace_back();  // The next one is off by another byte.
-  }
-  std::vector<PagedOutput> outputs;
-  for (std::size_t i = 0; i < 2 * kTiles; ++i) {
-    outputs.emplace_back(kGeometries[1], format, DType::kFloat16);
-  }
-  std::vector<DecodeArgs> args(kTiles);
-  for (std::size_t i = 0; i < kTiles; ++i) {
-    args[i] = {bytes.data() + 1 + i * (RecordBytes(format) + 1), outputs[2 * i].View(),
-               outputs[2 * i + 1].View()};
-  }
+  MisalignedBatch batch(format);
   Scratch scratch(DecodeScratchBytes(format));
-  with().decode(format, Frame::kModel, args, scratch.span());
-  for (std::size_t i = 0; i < kTiles; ++i) {
+  with().decode(format, Frame::kModel, batch.args, scratch.span());
+  for (std::size_t i = 0; i < batch.args.size(); ++i) {
     const Decoded want =
         Decode(with(), format, RandomRecord(format, static_cast<std::uint32_t>(i)), Frame::kModel);
-    EXPECT_EQ(outputs[2 * i].Take(format), Rounded(want.k, DType::kFloat16));
-    EXPECT_EQ(outputs[2 * i + 1].Take(format), Rounded(want.v, DType::kFloat16));
+    EXPECT_EQ(batch.outputs[2 * i].Take(format), Rounded(want.k, DType::kFloat16));
+    EXPECT_EQ(batch.outputs[2 * i + 1].Take(format), Rounded(want.v, DType::kFloat16));
   }
 }
 

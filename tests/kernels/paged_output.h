@@ -103,6 +103,31 @@ struct PagedOutput {
   }
 };
 
+// Three random records (RandomRecord of seeds 0, 1, 2), each off by another byte, and pages for
+// them.
+struct MisalignedBatch {
+  std::vector<std::byte> bytes = std::vector<std::byte>(1);
+  std::vector<PagedOutput> outputs;  // K and V of each.
+  std::vector<DecodeArgs> args;
+
+  explicit MisalignedBatch(const TileFormat& format) {
+    constexpr std::size_t kTiles = 3;
+    for (std::uint32_t seed = 0; seed < kTiles; ++seed) {
+      const std::vector<std::byte> record = RandomRecord(format, seed);
+      bytes.insert(bytes.end(), record.begin(), record.end());
+      bytes.emplace_back();
+    }
+    for (std::size_t i = 0; i < 2 * kTiles; ++i) {
+      outputs.emplace_back(kGeometries[1], format, DType::kFloat16);
+    }
+    for (std::size_t i = 0; i < kTiles; ++i) {
+      args.push_back({bytes.data() + 1 + i * (RecordBytes(format) + 1), outputs[2 * i].View(),
+                      outputs[2 * i + 1].View()});
+    }
+  }
+  MisalignedBatch(const MisalignedBatch&) = delete;
+};
+
 inline std::vector<std::uint16_t> Rounded(const std::vector<float>& values, DType dtype) {
   std::vector<std::uint16_t> out;
   for (const float x : values) out.push_back(FromFloat(x, dtype));
