@@ -93,7 +93,7 @@ const std::vector<Option>& Options() {
       Address("admin", "TCP address of the Admin service.", &Config::admin),
       Address("metrics", "Address of /metrics, /healthz and /readyz (plain HTTP).",
               &Config::metrics),
-      Text("ucx", "HOST", "Address of the UCX data plane.", &Config::ucx),
+      Text("ucx", "HOST", "Address of the UCX data plane (not in this version).", &Config::ucx),
       {{"insecure", "", "Allow TCP listeners without TLS."},
        [](absl::string_view value, Config* c) -> absl::Status {
          if (value != "true" && value != "false") {
@@ -105,13 +105,16 @@ const std::vector<Option>& Options() {
        [](const Config& c) -> std::string { return c.insecure ? "true" : "false"; }},
       Text("data-dir", "DIR", "Directory of the disk tier; none: no disk tier.", &Config::data_dir),
       Bytes("host-bytes", "Host memory for blocks.", &Config::host_bytes),
-      Bytes("gpu-bytes", "GPU memory for blocks.", &Config::gpu_bytes),
+      Bytes("gpu-bytes", "GPU memory for blocks (not in this version).", &Config::gpu_bytes),
       Bytes("disk-bytes", "Cap of the disk tier.", &Config::disk_bytes),
-      {{"device", "auto|host|cuda:N", "Device that holds and encodes blocks."},
+      {{"device", "auto|host|cuda:N",
+        "Device that holds and encodes blocks (cuda not in this version)."},
        SetDevice,
        [](const Config& c) { return c.device; }},
-      Text("cluster", "none|etcd://HOST:PORT,...", "Where membership lives.", &Config::cluster),
-      Text("node-id", "ID", "Name of this node in the cluster.", &Config::node_id),
+      Text("cluster", "none|etcd://HOST:PORT,...",
+           "Where membership lives (none only in this version).", &Config::cluster),
+      Text("node-id", "ID", "Name of this node in the cluster (unused in this version).",
+           &Config::node_id),
       OneOf("log-level", "Least severe messages that are logged, to standard error.",
             {"trace", "debug", "info", "warn", "error", "off"}, &Config::log_level),
       {{"encode-threads", "N", "Threads that encode; 0: one per core."},
@@ -124,7 +127,8 @@ const std::vector<Option>& Options() {
          return absl::OkStatus();
        },
        [](const Config& c) { return absl::StrCat(c.encode_threads); }},
-      {{"eviction-policy", "NAME", "Which block leaves a full tier next; none: returns."},
+      {{"eviction-policy", "NAME",
+        "Which block leaves a full tier next; without one the policy named returns."},
        [](absl::string_view value, Config* c) -> absl::Status {
          std::string known;
          bool found = value.empty();
