@@ -28,8 +28,8 @@
 
 namespace kvmill {
 
-// Where one page of a block is. `slot` is invalid while the block is not in host memory;
-// `page_bytes` always holds.
+// Where one page of a block is. `slot` is of the pool that the block's flags name, and invalid while
+// the block is in no memory; `page_bytes` always holds.
 struct PagePlace {
   SlotRef slot;
   std::uint32_t page_bytes = 0;
@@ -38,11 +38,12 @@ struct PagePlace {
 static_assert(sizeof(PagePlace) == 16);
 
 enum BlockFlags : std::uint8_t {
-  kInHost = 1,     // The places are valid.
+  kInHost = 1,     // The places are valid, in the host pool.
   kOnDisk = 2,     // The disk store has it.
-  kUnwritten = 4,  // Waits for the disk or is being written: it must not leave host memory.
+  kUnwritten = 4,  // Waits for the disk or is being written: it must not leave memory.
   kDetached = 8,   // Not in the table any more; lives on for its references.
   kFreed = 16,     // The index's own: not a block at all.
+  kInGpu = 32,     // The places are valid, in the GPU's pool; never together with kInHost.
 };
 
 class alignas(64) BlockEntry {

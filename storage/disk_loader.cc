@@ -49,7 +49,7 @@ absl::Status DiskLoader::Load(const OpenedNamespace& space, const BlockId& id,
 
 void DiskLoader::Drop(const BlockId& id, const DiskBlockId& disk_id) {
   disk_.Remove({disk_id}).IgnoreError();  // It is out of the index in any case.
-  host_.DiskCopyIsGone(id);
+  tiers_.DiskCopyIsGone(id);
 }
 
 absl::Status DiskLoader::ReadVerified(const OpenedNamespace& space, const DiskBlockMeta& meta,
@@ -66,7 +66,7 @@ absl::Status DiskLoader::ReadVerified(const OpenedNamespace& space, const DiskBl
                             " is damaged and was dropped: ", read.message()));
     Drop(id, meta.id);
   }
-  if (absl::IsNotFound(read)) host_.DiskCopyIsGone(id);
+  if (absl::IsNotFound(read)) tiers_.DiskCopyIsGone(id);
   return read;
 }
 
@@ -75,7 +75,7 @@ absl::Status DiskLoader::LoadAlone(const OpenedNamespace& space, const BlockId& 
   const std::int64_t start_nanos = clock_.MonotonicNanos();
   const DiskBlockId disk_id{space.fingerprint, id.group, id.key};
   absl::StatusOr<DiskBlockMeta> found = disk_.Find(disk_id);
-  if (absl::IsNotFound(found.status())) host_.DiskCopyIsGone(id);
+  if (absl::IsNotFound(found.status())) tiers_.DiskCopyIsGone(id);
   KVMILL_RETURN_IF_ERROR(found.status());
   const DiskBlockMeta& meta = *found;
   const std::size_t layer_count = space.spec.groups[id.group].layers.size();
@@ -85,29 +85,14 @@ absl::Status DiskLoader::LoadAlone(const OpenedNamespace& space, const BlockId& 
         absl::StrCat("block on disk has ", meta.page_bytes.size(), " pages, want ", layer_count));
   }
 
-  // Pages of one size are acquired together, so that a block stays one run where it can.
-  std::vector<SlotRef> slots(layer_count);
+  std::vector<SlotRef> slots;
+  KVMILL_RETURN_IF_ERROR(tiers_.AcquirePages(space.tenant_id, meta.page_bytes, room_wait, &slots));
   const auto release = [&] {
-    for (SlotRef slot : slots) {
-      if (slot.valid()) pool_.Release(slot);
-    }
+    for (SlotRef slot : slots) pool_.Release(slot);
   };
   std::vector<absl::Span<std::byte>> pages(layer_count);
-  for (std::size_t begin = 0; begin < layer_count;) {
-    std::size_t end = begin + 1;
-    while (end < layer_count && meta.page_bytes[end] == meta.page_bytes[begin]) ++end;
-    std::vector<SlotRef> run;
-    absl::Status acquired =
-        host_.Acquire(space.tenant_id, meta.page_bytes[begin], end - begin, room_wait, &run);
-    if (!acquired.ok()) {
-      release();
-      return acquired;
-    }
-    for (std::size_t i = begin; i < end; ++i) {
-      slots[i] = run[i - begin];
-      pages[i] = pool_.Bytes(slots[i]).first(meta.page_bytes[i]);
-    }
-    begin = end;
+  for (std::size_t i = 0; i < layer_count; ++i) {
+    pages[i] = pool_.Bytes(slots[i]).first(meta.page_bytes[i]);
   }
 
   absl::Status read = ReadVerified(space, meta, pages);
@@ -121,7 +106,7 @@ absl::Status DiskLoader::LoadAlone(const OpenedNamespace& space, const BlockId& 
   for (std::size_t i = 0; i < layer_count; ++i)
     places[i] = PagePlace{slots[i], meta.page_bytes[i], 0};
   // Removed or stored anew meanwhile: what was read is of no use.
-  if (!host_.AddLoaded(id, meta.parent, places)) release();
+  if (!tiers_.AddLoaded(id, meta.parent, places)) release();
   counters_.ObserveStage(Stage::kFetchDisk,
                          static_cast<double>(clock_.MonotonicNanos() - start_nanos) * 1e-9);
   return absl::OkStatus();

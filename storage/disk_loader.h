@@ -18,7 +18,7 @@
 #include "storage/core/mutex.h"
 #include "storage/core/page_layout.h"
 #include "storage/disk_store.h"
-#include "storage/host_tier.h"
+#include "storage/memory_tiers.h"
 #include "storage/namespace_table.h"
 #include "storage/page_pool.h"
 #include "storage/store_counters.h"
@@ -27,9 +27,9 @@ namespace kvmill {
 
 class DiskLoader {
  public:
-  DiskLoader(DiskStore& disk, PagePool& pool, HostTier& host, const Clock& clock,
+  DiskLoader(DiskStore& disk, PagePool& pool, MemoryTiers& tiers, const Clock& clock,
              StoreCounters& counters)
-      : disk_(disk), pool_(pool), host_(host), clock_(clock), counters_(counters) {}
+      : disk_(disk), pool_(pool), tiers_(tiers), clock_(clock), counters_(counters) {}
 
   // Brings the block to host memory. OK: it was there a moment ago (it may have left again: look,
   // and retry). NOT_FOUND: it is not on disk, or was damaged. RESOURCE_EXHAUSTED: no room within
@@ -56,7 +56,7 @@ class DiskLoader {
 
   DiskStore& disk_;
   PagePool& pool_;
-  HostTier& host_;
+  MemoryTiers& tiers_;
   const Clock& clock_;
   StoreCounters& counters_;
 

@@ -14,9 +14,10 @@ void StoreCounters::Fill(StoreStats* stats) const {
   stats->references = references.value();
   stats->referenced_bytes = referenced_bytes.value();
   stats->unwritten_blocks = unwritten_blocks.value();
-  stats->pages = host_pages.value();
-  stats->tiers[static_cast<std::size_t>(Tier::kHost)].blocks = host_blocks.value();
-  stats->tiers[static_cast<std::size_t>(Tier::kDisk)].blocks = disk_blocks.value();
+  stats->pages = memory_pages.value();
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    stats->tiers[tier].blocks = tier_blocks[tier].value();
+  }
   stats->lookup_hit = lookup_hit.value();
   stats->lookup_partial = lookup_partial.value();
   stats->lookup_miss = lookup_miss.value();

@@ -32,8 +32,8 @@ constexpr std::size_t FormatNameIndex(const TileFormat& f) {
 struct StoreCounters {
   // Gauges.
   Counter references, referenced_bytes;
-  Counter host_blocks, host_pages;
-  Counter disk_blocks;       // Index entries whose block is on disk.
+  std::array<Counter, kTierCount> tier_blocks;  // Of the index: with a copy in the tier.
+  Counter memory_pages;                         // Of the blocks in host memory and on the GPU.
   Counter unwritten_blocks;  // Sealed, on their way to the disk.
 
   Counter lookup_hit, lookup_partial, lookup_miss;

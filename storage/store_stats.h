@@ -49,7 +49,7 @@ struct TierStats {
 // by what happened meanwhile.
 struct StoreStats {
   std::uint64_t blocks = 0;      // Sealed blocks (layer groups) in any tier.
-  std::uint64_t pages = 0;       // Of those in host memory.
+  std::uint64_t pages = 0;       // Of those in host memory and on the GPU.
   std::uint64_t references = 0;  // BlockRefs alive.
   std::uint64_t referenced_bytes = 0;
   std::uint64_t assembling_blocks = 0;

@@ -82,18 +82,20 @@ absl::Status TieredStore::Impl::Start() {
       std::unique_ptr<EvictionPolicy> policy,
       CreateEvictionPolicy(policy_name, {.entries_max = index_->ids_max(),
                                          .capacity_blocks = PolicyCapacity(options_)}));
-  host_ = std::make_unique<HostTier>(*pool_, *index_, std::move(policy), clock_, counters_);
+  tiers_ = std::make_unique<MemoryTiers>(*index_, clock_, counters_,
+                                         MemoryTiers::Part{pool_.get(), std::move(policy)},
+                                         MemoryTiers::Part{});
   if (disk_ != nullptr) {
     disk_->SetEvictedCallback([this](absl::Span<const DiskBlockId> ids) {
       for (const DiskBlockId& id : ids) {
         const OpenedNamespace* space = namespaces_.Find(id.fingerprint);
-        if (space != nullptr) host_->DiskCopyIsGone({space->id, id.group, id.key});
+        if (space != nullptr) tiers_->DiskCopyIsGone({space->id, id.group, id.key});
       }
       counters_.evicted(Tier::kDisk, EvictReason::kCapacity).Add(ids.size());
     });
-    loader_ = std::make_unique<DiskLoader>(*disk_, *pool_, *host_, clock_, counters_);
+    loader_ = std::make_unique<DiskLoader>(*disk_, *pool_, *tiers_, clock_, counters_);
     KVMILL_RETURN_IF_ERROR(RecoverFromDisk());
-    write_behind_ = std::make_unique<WriteBehind>(*disk_, *pool_, *index_, *host_, namespaces_,
+    write_behind_ = std::make_unique<WriteBehind>(*disk_, *pool_, *index_, *tiers_, namespaces_,
                                                   clock_, counters_);
   }
   maintenance_ = std::thread([this] { RunMaintenance(); });
@@ -120,14 +122,14 @@ bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, Bloc
   ref->entry_ = entry;
   counters_.references.Add();
   counters_.referenced_bytes.Add(bytes);
-  host_->Touch(entry);
+  tiers_->Touch(entry);
   return true;
 }
 
 void TieredStore::Impl::ReleaseReference(EntryId entry, std::uint64_t bytes) {
   counters_.references.Subtract();
   counters_.referenced_bytes.Subtract(bytes);
-  host_->Release(entry);
+  tiers_->Release(entry);
 }
 
 absl::Status TieredStore::Impl::RecoverFromDisk() {
@@ -184,7 +186,7 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
         absl::StrCat("disk tier: ", useless.size(), " blocks of unknown namespaces are removed"));
     KVMILL_RETURN_IF_ERROR(disk_->Remove(useless));
   }
-  counters_.disk_blocks.Add(recovered);
+  counters_.tier_blocks[Index(Tier::kDisk)].Add(recovered);
   return absl::OkStatus();
 }
 

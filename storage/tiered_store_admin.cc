@@ -18,7 +18,7 @@ absl::StatusOr<std::uint64_t> TieredStore::Impl::RemoveBlocks(absl::Span<const B
     if (flush) KVMILL_RETURN_IF_ERROR(disk_->Remove(on_disk));
   }
   if (flush) KVMILL_RETURN_IF_ERROR(disk_->Flush());
-  host_->RoomMayHaveComeFree();
+  tiers_->RoomMayHaveComeFree();
   return removed;
 }
 
@@ -33,7 +33,7 @@ std::vector<DiskBlockId> TieredStore::Impl::HideBlocks(absl::Span<const BlockId>
     }
     if (assembling != nullptr)
       assembling->Abandon(absl::AbortedError("removed while it was stored"));
-    const std::uint8_t flags = host_->Remove(id);
+    const std::uint8_t flags = tiers_->Remove(id);
     if (flags == 0) continue;
     ++*removed;
     const Tier tier = (flags & kInHost) != 0 ? Tier::kHost : Tier::kDisk;
@@ -76,10 +76,10 @@ absl::StatusOr<std::uint64_t> TieredStore::Evict(Tier tier, std::uint64_t bytes)
     return absl::InvalidArgumentError(
         absl::StrCat("evict from tier ", TierName(tier), ": want host"));
   }
-  HostTier::Evicted evicted = impl_->host_->Evict(bytes, EvictReason::kAdmin);
+  MemoryTiers::Evicted evicted = impl_->tiers_->Evict(bytes, EvictReason::kAdmin);
   if (evicted.bytes < bytes && impl_->write_behind_ != nullptr) {
     impl_->write_behind_->WaitWritten();
-    evicted.blocks += impl_->host_->Evict(bytes - evicted.bytes, EvictReason::kAdmin).blocks;
+    evicted.blocks += impl_->tiers_->Evict(bytes - evicted.bytes, EvictReason::kAdmin).blocks;
   }
   return evicted.blocks;
 }
@@ -139,7 +139,7 @@ absl::StatusOr<TieredStore::VerifyResult> TieredStore::Verify() {
         LogError(absl::StrCat("host tier: block ", block.id.key.ToHex(),
                               " is damaged and is dropped: ", verified.message()));
         // Someone may be reading it: then the whole block is hidden, its copy on disk with it.
-        if (!impl_->host_->DropHostCopy(block.id)) {
+        if (!impl_->tiers_->DropCopy(block.id, Tier::kHost)) {
           KVMILL_RETURN_IF_ERROR(impl_->RemoveBlocks({block.id}).status());
         }
       }

@@ -1,7 +1,7 @@
 // The parts of the tiered store and how they hang together. Internal to storage/.
 //
-//   BeginStore -> Assembly -> Commit -> HostTier (pool, policy, index) -> WriteBehind -> DiskStore
-//   Fetch      -> HostTier reference,   or DiskLoader -> HostTier
+//   BeginStore -> Assembly -> Commit -> MemoryTiers (pool, policy, index) -> WriteBehind -> DiskStore
+//   Fetch      -> MemoryTiers reference,   or DiskLoader -> MemoryTiers
 //
 // Members are destroyed bottom-up: the write-behind queue drains into a disk that is still there.
 #ifndef KVMILL_STORAGE_TIERED_STORE_IMPL_H_
@@ -17,7 +17,7 @@
 #include "storage/block_index.h"
 #include "storage/core/mutex.h"
 #include "storage/disk_loader.h"
-#include "storage/host_tier.h"
+#include "storage/memory_tiers.h"
 #include "storage/namespace_table.h"
 #include "storage/page_pool.h"
 #include "storage/store_counters.h"
@@ -65,7 +65,7 @@ class TieredStore::Impl : public AssemblyHost {
   NamespaceTable namespaces_;
   std::unique_ptr<PagePool> pool_;
   std::unique_ptr<BlockIndex> index_;
-  std::unique_ptr<HostTier> host_;
+  std::unique_ptr<MemoryTiers> tiers_;
   std::unique_ptr<DiskStore> disk_;  // Null: no disk tier; then so are the next two.
   std::unique_ptr<DiskLoader> loader_;
   std::unique_ptr<WriteBehind> write_behind_;

@@ -33,7 +33,7 @@ absl::Status TieredStore::Impl::CheckOrigin(const BlockId& id, const BlockOrigin
 
 absl::Status TieredStore::Impl::AcquirePages(TenantId tenant, std::size_t page_bytes,
                                              std::size_t count, std::vector<SlotRef>* slots) {
-  return host_->Acquire(tenant, page_bytes, count, options_.room_wait, slots);
+  return tiers_->Acquire(tenant, page_bytes, count, options_.room_wait, slots);
 }
 
 absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> TieredStore::Impl::BeginStore(
@@ -79,7 +79,7 @@ absl::Status TieredStore::Impl::Commit(SealedBlock block) {
   std::vector<PagePlace> places(block.slots.size());
   for (std::size_t i = 0; i < places.size(); ++i)
     places[i] = PagePlace{block.slots[i], block.page_bytes[i], 0};
-  HostTier::NewBlock entry;
+  MemoryTiers::NewBlock entry;
   entry.id = block.id;
   entry.parent = block.origin.parent;
   entry.block_index = block.origin.block_index;
@@ -87,7 +87,7 @@ absl::Status TieredStore::Impl::Commit(SealedBlock block) {
   entry.flags =
       static_cast<std::uint8_t>(write_behind_ != nullptr ? kInHost | kUnwritten : kInHost);
   entry.places = places;
-  absl::Status added = host_->AddNew(entry);
+  absl::Status added = tiers_->AddNew(entry);
   {
     MutexLock lock(assemblies_mu_);
     assemblies_.erase(block.id);
@@ -124,7 +124,7 @@ void TieredStore::Impl::RemoveTailsOf(const SealedBlock& block) {
   // Not flushed: a tail that comes back after a crash is still right.
   const WriteBehind::Removal removal(write_behind_.get(), tails);
   for (const BlockId& id : tails) {
-    const std::uint8_t flags = host_->Remove(id);
+    const std::uint8_t flags = tiers_->Remove(id);
     if (flags == 0) continue;
     block.space->tails.fetch_sub(1, std::memory_order_relaxed);
     if ((flags & kOnDisk) != 0) disk_->Remove({write_behind_->DiskIdOf(id)}).IgnoreError();
@@ -157,7 +157,7 @@ void TieredStore::Impl::GiveUpStaleAssemblies() {
         absl::StrCat("not completed within ", absl::FormatDuration(options_.assembly_timeout),
                      " of the last write")));
   }
-  if (!stale.empty()) host_->RoomMayHaveComeFree();
+  if (!stale.empty()) tiers_->RoomMayHaveComeFree();
 }
 
 void TieredStore::Impl::RunMaintenance() {

@@ -12,12 +12,12 @@ constexpr std::int64_t kWarningEveryNanos = 10'000'000'000;
 
 }  // namespace
 
-WriteBehind::WriteBehind(DiskStore& disk, PagePool& pool, BlockIndex& index, HostTier& host,
+WriteBehind::WriteBehind(DiskStore& disk, PagePool& pool, BlockIndex& index, MemoryTiers& tiers,
                          NamespaceTable& namespaces, const Clock& clock, StoreCounters& counters)
     : disk_(disk),
       pool_(pool),
       index_(index),
-      host_(host),
+      tiers_(tiers),
       namespaces_(namespaces),
       clock_(clock),
       counters_(counters),
@@ -99,7 +99,7 @@ void WriteBehind::Run() {
       ++jobs_ended_;
     }
     written_.NotifyAll();
-    host_.RoomMayHaveComeFree();
+    tiers_.RoomMayHaveComeFree();
   }
 }
 
@@ -153,13 +153,13 @@ void WriteBehind::Write(const Job& job) {
     e.flags = static_cast<std::uint8_t>(e.flags & ~kUnwritten);
     if (written.ok() && !removed) e.flags |= kOnDisk;
   });
-  if (written.ok() && !removed) counters_.disk_blocks.Add();
+  if (written.ok() && !removed) counters_.tier_blocks[static_cast<std::size_t>(Tier::kDisk)].Add();
   if (written.ok() && removed) {
     // Removed while it was written: the removal looked at the disk too early.
     disk_.Remove({meta.id})
         .IgnoreError();  // A failing disk loses the block anyway or serves valid bytes again.
   }
-  host_.Release(entry);
+  tiers_.Release(entry);
 }
 
 void WriteBehind::RequeueUnwritten(absl::Span<const BlockId> ids) {

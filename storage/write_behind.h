@@ -20,7 +20,7 @@
 #include "storage/core/clock.h"
 #include "storage/core/mutex.h"
 #include "storage/disk_store.h"
-#include "storage/host_tier.h"
+#include "storage/memory_tiers.h"
 #include "storage/namespace_table.h"
 #include "storage/page_pool.h"
 #include "storage/store_counters.h"
@@ -29,7 +29,7 @@ namespace kvmill {
 
 class WriteBehind {
  public:
-  WriteBehind(DiskStore& disk, PagePool& pool, BlockIndex& index, HostTier& host,
+  WriteBehind(DiskStore& disk, PagePool& pool, BlockIndex& index, MemoryTiers& tiers,
               NamespaceTable& namespaces, const Clock& clock, StoreCounters& counters);
   // Writes what is queued, flushes, and joins the thread.
   ~WriteBehind();
@@ -83,7 +83,7 @@ class WriteBehind {
   DiskStore& disk_;
   PagePool& pool_;
   BlockIndex& index_;
-  HostTier& host_;
+  MemoryTiers& tiers_;
   NamespaceTable& namespaces_;
   const Clock& clock_;
   StoreCounters& counters_;

@@ -1,0 +1,267 @@
+#include "storage/memory_tiers.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "storage/core/check.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+
+MemoryTiers::MemoryTiers(BlockIndex& index, const Clock& clock, StoreCounters& counters, Part host,
+                         Part gpu)
+    : index_(index),
+      clock_(clock),
+      counters_(counters),
+      pools_{gpu.pool, host.pool},
+      rooms_{Room(clock), Room(clock)},
+      policies_{std::move(gpu.policy), std::move(host.policy)} {}
+
+void MemoryTiers::ReleasePages(BlockEntry& entry) {
+  if (!InMemory(entry.flags)) return;
+  PagePool& from = pool(TierOf(entry.flags));
+  for (PagePlace& place : entry.pages()) {
+    from.Release(place.slot);
+    place.slot = SlotRef{};
+  }
+  entry.flags = static_cast<std::uint8_t>(entry.flags & ~(kInGpu | kInHost));
+}
+
+absl::Status MemoryTiers::Acquire(TenantId tenant, std::size_t page_bytes, std::size_t count,
+                                  absl::Duration wait, std::vector<SlotRef>* slots) {
+  PagePool& host = pool(Tier::kHost);
+  Room::Attempt attempt(room(Tier::kHost), wait);
+  for (;;) {
+    attempt.Look();
+    absl::Status acquired = host.Acquire(tenant, page_bytes, count, slots);
+    if (acquired.ok()) attempt.Found();
+    if (!absl::IsResourceExhausted(acquired)) return acquired;
+    if (Evict(page_bytes * count, EvictReason::kCapacity).blocks > 0) continue;
+    if (attempt.Wait()) continue;
+    const PagePool::Stats stats = host.stats();
+    return absl::ResourceExhaustedError(
+        absl::StrCat("host tier is full: ", page_bytes * count, " bytes wanted, ", stats.used_bytes,
+                     " of ", stats.capacity_bytes,
+                     " in use and none of it can leave now; retry in 1s or raise --host-bytes"));
+  }
+}
+
+absl::Status MemoryTiers::AcquirePages(TenantId tenant, absl::Span<const std::uint32_t> page_bytes,
+                                       absl::Duration wait, std::vector<SlotRef>* slots) {
+  const std::size_t before = slots->size();
+  for (std::size_t begin = 0; begin < page_bytes.size();) {
+    std::size_t end = begin + 1;
+    while (end < page_bytes.size() && page_bytes[end] == page_bytes[begin]) ++end;
+    absl::Status acquired = Acquire(tenant, page_bytes[begin], end - begin, wait, slots);
+    if (!acquired.ok()) {
+      for (std::size_t i = before; i < slots->size(); ++i) pool(Tier::kHost).Release((*slots)[i]);
+      slots->resize(before);
+      return acquired;
+    }
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
+void MemoryTiers::RoomMayHaveComeFree() {
+  for (Room& room : rooms_) room.MayHaveComeFree();
+}
+
+std::uint32_t MemoryTiers::NowSeconds() const {
+  return static_cast<std::uint32_t>(clock_.MonotonicNanos() / 1'000'000'000);
+}
+
+void MemoryTiers::CountBlock(Tier tier, std::size_t page_count, int sign) {
+  if (sign > 0) {
+    counters_.tier_blocks[Index(tier)].Add();
+    counters_.memory_pages.Add(page_count);
+  } else {
+    counters_.tier_blocks[Index(tier)].Subtract();
+    counters_.memory_pages.Subtract(page_count);
+  }
+}
+
+void MemoryTiers::CountEvicted(Tier tier, EvictReason reason, std::uint32_t age_s) {
+  counters_.evicted(tier, reason).Add();
+  counters_.eviction_age_seconds[Index(tier)].Observe(age_s);
+}
+
+EntryTraits MemoryTiers::TraitsOf(const BlockId& id, const BlockKey& parent,
+                                  std::uint32_t block_index, Tier tier) {
+  EntryTraits traits;
+  traits.key_hash = HashOf(id);
+  traits.depth = block_index;
+  if (!parent.empty()) {
+    index_.Find({id.namespace_id, id.group, parent}, [&](EntryId found, BlockEntry& e) {
+      if (TierOf(e.flags) == tier) traits.parent = found;
+    });
+  }
+  return traits;
+}
+
+absl::Status MemoryTiers::AddNew(const NewBlock& block) {
+  MutexLock lock(policy_mu_);
+  const EntryTraits traits = TraitsOf(block.id, block.parent, block.block_index, Tier::kHost);
+  KVMILL_ASSIGN_OR_RETURN(const EntryId entry,
+                          index_.Insert(block.id, block.places.size(), [&](BlockEntry& e) {
+                            e.token_count = block.token_count;
+                            e.flags = block.flags;
+                            e.inserted_at_s = NowSeconds();
+                            std::copy(block.places.begin(), block.places.end(), e.pages().begin());
+                          }));
+  policy(Tier::kHost).Insert(entry, traits);
+  CountBlock(Tier::kHost, block.places.size(), +1);
+  return absl::OkStatus();
+}
+
+bool MemoryTiers::AddLoaded(const BlockId& id, const BlockKey& parent,
+                            absl::Span<const PagePlace> places) {
+  MutexLock lock(policy_mu_);
+  const EntryTraits traits = TraitsOf(id, parent, 0, Tier::kHost);
+  EntryId entry = kNoEntry;
+  index_.Find(id, [&](EntryId found, BlockEntry& e) {
+    if (InMemory(e.flags) || e.pages().size() != places.size()) return;
+    entry = found;
+    std::copy(places.begin(), places.end(), e.pages().begin());
+    e.flags |= kInHost;
+    e.inserted_at_s = NowSeconds();
+  });
+  if (entry == kNoEntry) return false;
+  policy(Tier::kHost).Insert(entry, traits);
+  CountBlock(Tier::kHost, places.size(), +1);
+  return true;
+}
+
+void MemoryTiers::Touch(EntryId entry) {
+  MutexLock lock(policy_mu_);
+  std::uint8_t flags = 0;
+  index_.With(entry, [&](BlockEntry& e) { flags = e.flags; });
+  if (InMemory(flags) && (flags & kDetached) == 0) policy(TierOf(flags)).Touch(entry);
+}
+
+std::uint8_t MemoryTiers::RemoveLocked(EntryId entry) {
+  std::uint8_t flags = 0;
+  bool referenced = false;
+  std::size_t page_count = 0;
+  const bool detached = index_.Detach(entry, [&](BlockEntry& e) {
+    flags = e.flags;
+    page_count = e.pages().size();
+    referenced = e.references != 0;
+    if (!referenced) ReleasePages(e);
+  });
+  KVMILL_CHECK(detached);
+  if (InMemory(flags)) {
+    policy(TierOf(flags)).Remove(entry);
+    CountBlock(TierOf(flags), page_count, -1);
+  }
+  if ((flags & kOnDisk) != 0) counters_.tier_blocks[Index(Tier::kDisk)].Subtract();
+  if (!referenced) index_.Free(entry);
+  return flags;
+}
+
+std::uint8_t MemoryTiers::Remove(const BlockId& id) {
+  MutexLock lock(policy_mu_);
+  EntryId entry = kNoEntry;
+  if (!index_.Find(id, [&](EntryId found, BlockEntry&) { entry = found; })) return 0;
+  return RemoveLocked(entry);
+}
+
+bool MemoryTiers::DropCopy(const BlockId& id, Tier tier) {
+  MutexLock lock(policy_mu_);
+  EntryId entry = kNoEntry;
+  bool gone = false;
+  std::size_t page_count = 0;
+  index_.Find(id, [&](EntryId found, BlockEntry& e) {
+    if (TierOf(e.flags) != tier || e.references != 0) return;
+    entry = found;
+    page_count = e.pages().size();
+    gone = (e.flags & kOnDisk) == 0;
+    if (gone) return;
+    ReleasePages(e);
+    e.flags = static_cast<std::uint8_t>(e.flags & ~kUnwritten);
+  });
+  if (entry == kNoEntry) return false;
+  if (gone) {
+    RemoveLocked(entry);
+  } else {
+    policy(tier).Remove(entry);
+    CountBlock(tier, page_count, -1);
+  }
+  return true;
+}
+
+void MemoryTiers::DiskCopyIsGone(const BlockId& id) {
+  MutexLock lock(policy_mu_);
+  EntryId entry = kNoEntry;
+  bool gone = false;
+  index_.Find(id, [&](EntryId found, BlockEntry& e) {
+    if ((e.flags & kOnDisk) == 0) return;
+    entry = found;
+    e.flags = static_cast<std::uint8_t>(e.flags & ~kOnDisk);
+    gone = !InMemory(e.flags);
+  });
+  if (entry == kNoEntry) return;
+  counters_.tier_blocks[Index(Tier::kDisk)].Subtract();
+  if (gone) RemoveLocked(entry);
+}
+
+void MemoryTiers::Release(EntryId entry) {
+  bool last = false;
+  index_.With(entry, [&](BlockEntry& e) {
+    KVMILL_DCHECK(e.references > 0);
+    --e.references;
+    last = e.references == 0 && (e.flags & kDetached) != 0;
+    if (last) ReleasePages(e);
+  });
+  if (last) index_.Free(entry);
+  RoomMayHaveComeFree();
+}
+
+MemoryTiers::Evicted MemoryTiers::Evict(std::uint64_t bytes, EvictReason reason) {
+  Evicted evicted;
+  const std::uint32_t now_s = NowSeconds();
+  while (evicted.bytes < bytes) {
+    MutexLock lock(policy_mu_);
+    const EntryId victim = policy(Tier::kHost).Evict([this](EntryId entry) {
+      bool may_leave = false;
+      index_.With(entry, [&](BlockEntry& e) {
+        may_leave = e.references == 0 && (e.flags & kUnwritten) == 0;
+      });
+      return may_leave;
+    });
+    if (victim == kNoEntry) break;
+
+    // Between the policy's question and now a fetch may have taken a reference: references are
+    // taken without the policy's lock.
+    bool referenced = false;
+    bool gone = false;
+    std::uint64_t victim_bytes = 0;
+    std::size_t page_count = 0;
+    std::uint32_t age_s = 0;
+    EntryTraits traits;
+    index_.With(victim, [&](BlockEntry& e) {
+      referenced = e.references != 0;
+      traits.key_hash = HashOf(e.id());
+      if (referenced) return;
+      page_count = e.pages().size();
+      for (const PagePlace& place : e.pages()) victim_bytes += place.page_bytes;
+      age_s = now_s - std::min(now_s, e.inserted_at_s);
+      gone = (e.flags & kOnDisk) == 0;
+      ReleasePages(e);
+    });
+    if (referenced) {
+      policy(Tier::kHost).Insert(victim, traits);
+      continue;
+    }
+    CountBlock(Tier::kHost, page_count, -1);
+    // A block that is in no memory cannot be referenced, and one that is nowhere else either is of
+    // no use in the table.
+    if (gone) RemoveLocked(victim);
+    ++evicted.blocks;
+    evicted.bytes += victim_bytes;
+    CountEvicted(Tier::kHost, reason, age_s);
+  }
+  return evicted;
+}
+
+}  // namespace kvmill
