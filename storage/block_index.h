@@ -28,8 +28,8 @@
 
 namespace kvmill {
 
-// Where one page of a block is. `slot` is of the pool that the block's flags name, and invalid while
-// the block is in no memory; `page_bytes` always holds.
+// Where one page of a block is. `slot` is of the pool that the block's flags name, and invalid
+// while the block is in no memory; `page_bytes` always holds.
 struct PagePlace {
   SlotRef slot;
   std::uint32_t page_bytes = 0;

@@ -34,7 +34,7 @@ struct StoreCounters {
   Counter references, referenced_bytes;
   std::array<Counter, kTierCount> tier_blocks;  // Of the index: with a copy in the tier.
   Counter memory_pages;                         // Of the blocks in host memory and on the GPU.
-  Counter unwritten_blocks;  // Sealed, on their way to the disk.
+  Counter unwritten_blocks;                     // Sealed, on their way to the disk.
 
   Counter lookup_hit, lookup_partial, lookup_miss;
   Counter lookup_blocks, lookup_tokens;

@@ -1,7 +1,7 @@
 // The parts of the tiered store and how they hang together. Internal to storage/.
 //
-//   BeginStore -> Assembly -> Commit -> MemoryTiers (pool, policy, index) -> WriteBehind -> DiskStore
-//   Fetch      -> MemoryTiers reference,   or DiskLoader -> MemoryTiers
+//   BeginStore -> Assembly -> Commit -> MemoryTiers (pool, policy, index) -> WriteBehind ->
+//   DiskStore Fetch      -> MemoryTiers reference,   or DiskLoader -> MemoryTiers
 //
 // Members are destroyed bottom-up: the write-behind queue drains into a disk that is still there.
 #ifndef KVMILL_STORAGE_TIERED_STORE_IMPL_H_
