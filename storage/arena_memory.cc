@@ -9,15 +9,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
-#include <limits>
-#include <sstream>
 #include <string>
 #include <thread>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "storage/core/memory_limit.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
 #include "storage/page_pool.h"
@@ -39,51 +35,7 @@ absl::Status NoMemory(absl::string_view what, std::uint64_t bytes, int error) {
   return absl::ResourceExhaustedError(message);
 }
 
-// First number in a file, as in the control group's memory.max; UINT64_MAX for "max" or no file.
-std::uint64_t NumberIn(const std::string& path) {
-  std::ifstream in(path);
-  std::string word;
-  std::uint64_t value = 0;
-  if (in >> word && absl::SimpleAtoi(word, &value)) return value;
-  return std::numeric_limits<std::uint64_t>::max();
-}
-
-std::uint64_t MachineAvailableBytes() {
-  std::ifstream in("/proc/meminfo");
-  std::string line;
-  while (std::getline(in, line)) {
-    absl::string_view rest = line;
-    if (!absl::ConsumePrefix(&rest, "MemAvailable:") || !absl::ConsumeSuffix(&rest, "kB")) continue;
-    std::uint64_t kib = 0;
-    if (absl::SimpleAtoi(rest, &kib)) return kib * 1024;
-  }
-  return std::numeric_limits<std::uint64_t>::max();
-}
-
-// The smallest limit of this process's group and those above it (control groups version 2).
-std::uint64_t ControlGroupLimitBytes() {
-  std::ifstream in("/proc/self/cgroup");
-  std::string line;
-  std::uint64_t limit = std::numeric_limits<std::uint64_t>::max();
-  while (std::getline(in, line)) {
-    absl::string_view rest = line;
-    if (!absl::ConsumePrefix(&rest, "0::/")) continue;
-    std::string group(rest);
-    for (;;) {
-      limit = std::min(limit, NumberIn(absl::StrCat("/sys/fs/cgroup/", group, "/memory.max")));
-      if (group.empty()) break;
-      const std::size_t slash = group.rfind('/');
-      group.resize(slash == std::string::npos ? 0 : slash);
-    }
-  }
-  return limit;
-}
-
 }  // namespace
-
-std::uint64_t MemoryLimitBytes() {
-  return std::min(MachineAvailableBytes(), ControlGroupLimitBytes());
-}
 
 ArenaMemory::ArenaMemory(std::uint32_t arena_count, std::size_t arena_bytes, bool prefault)
     : arena_bytes_(arena_bytes), prefault_(prefault), fds_(arena_count, -1) {}

@@ -59,10 +59,6 @@ class ArenaMemory {
   std::vector<int> fds_;  // -1 without memory.
 };
 
-// What one process can hope to get: the machine's available memory or its control group's limit.
-// UINT64_MAX when neither can be read.
-std::uint64_t MemoryLimitBytes();
-
 }  // namespace kvmill
 
 #endif  // KVMILL_STORAGE_ARENA_MEMORY_H_

@@ -1,0 +1,22 @@
+// GPUs, as OpenDevice finds them. Builds without CUDA have none.
+//
+// Internal to storage/device. Thread-safe.
+#ifndef KVMILL_STORAGE_DEVICE_CUDA_DEVICE_H_
+#define KVMILL_STORAGE_DEVICE_CUDA_DEVICE_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "storage/device/device.h"
+
+namespace kvmill {
+
+// 0 without a driver, and in builds without CUDA.
+int CudaDeviceCount();
+
+// UNAVAILABLE saying what is missing.
+absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_STORAGE_DEVICE_CUDA_DEVICE_H_
