@@ -13,10 +13,13 @@
 // write it through the same address. Everything that a kernel is given - lists of arguments,
 // tiles, pages, results - lies in device memory, or in host memory that was pinned, and stays
 // until the stream has passed. Host memory that is not pinned may be an end of a Copy only.
+// HostDevice checks all of this, down to the last page and row of every argument: what would be an
+// illegal address on a GPU is an error of the stream on every machine.
 //
 // Errors. Enqueuing answers INVALID_ARGUMENT for what could never run, and what the device says
 // otherwise. An error that shows when the work runs stays with the stream: every later call on it
-// answers it.
+// answers it, nothing that was enqueued behind it runs but calls, and a stream that waits for an
+// event behind it has it too. On a GPU it is the whole device's.
 //
 // Thread-safe: Device. A stream belongs to one thread at a time. Everything made by a device must
 // be gone before the device.
@@ -102,7 +105,8 @@ class DeviceStream {
 
   // Calls `done` exactly once, on a thread of the device's, when everything before it has ended:
   // with OK, or with the error that the stream has by then. `done` must be quick and must not call
-  // the device. Not called when this returns an error.
+  // the device. Not called when this returns an error. What is enqueued afterwards need not wait
+  // for it.
   virtual absl::Status Call(std::function<void(absl::Status)> done) = 0;
 
   // Waits until everything has ended.
