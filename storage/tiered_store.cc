@@ -23,6 +23,16 @@ std::uint32_t PolicyCapacity(const TieredStore::Options& options) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(blocks, options.blocks_max));
 }
 
+// The name under which the disk keeps a namespace: names are local to tenants. No name has a zero
+// in it. Records of before tenants have the name alone.
+std::string DiskNameOf(absl::string_view tenant, absl::string_view name) {
+  return tenant.empty() ? std::string(name)
+                        : absl::StrCat(name, absl::string_view("\0", 1), tenant);
+}
+absl::string_view NameFromDisk(absl::string_view disk_name) {
+  return disk_name.substr(0, disk_name.find('\0'));
+}
+
 }  // namespace
 
 BlockRef::BlockRef(BlockRef&& other) noexcept { *this = std::move(other); }
@@ -138,13 +148,13 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
   for (const DiskStore::NamespaceRecord& record : records) {
     absl::StatusOr<NamespaceSpec> spec = DecodeNamespace(record.encoding);
     bool unsaved = false;
+    const absl::string_view name = NameFromDisk(record.name);
     absl::Status opened =
-        spec.ok() ? namespaces_.Open(record.name, *spec, &unsaved).status() : spec.status();
-    if (opened.ok()) namespaces_.Saved(spec->tenant, record.name);
+        spec.ok() ? namespaces_.Open(name, *spec, &unsaved).status() : spec.status();
+    if (opened.ok()) namespaces_.Saved(spec->tenant, name);
     // Its blocks are unreachable without it, and only those: the others are served.
     if (!opened.ok())
-      LogError(absl::StrCat("disk tier: namespace \"", record.name,
-                            "\" is skipped: ", opened.message()));
+      LogError(absl::StrCat("disk tier: namespace \"", name, "\" is skipped: ", opened.message()));
   }
   const std::uint32_t now_s = static_cast<std::uint32_t>(clock_.MonotonicNanos() / 1'000'000'000);
   std::vector<DiskBlockId> useless;
@@ -194,7 +204,8 @@ absl::Status TieredStore::Impl::SaveNamespaces() {
   if (disk_ == nullptr) return absl::OkStatus();
   for (const NamespaceTable::UnsavedName& unsaved : namespaces_.Unsaved()) {
     KVMILL_RETURN_IF_ERROR(
-        disk_->PutNamespace({unsaved.name, EncodeNamespace(unsaved.space->spec)}));
+        disk_->PutNamespace({DiskNameOf(unsaved.space->spec.tenant, unsaved.name),
+                             EncodeNamespace(unsaved.space->spec)}));
     namespaces_.Saved(unsaved.space->spec.tenant, unsaved.name);
   }
   return absl::OkStatus();
