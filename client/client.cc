@@ -64,33 +64,43 @@ absl::StatusOr<LookupResult> LookupFromProto(const v1::LookupReply& reply) {
   return result;
 }
 
-// One call with one request and one reply. Deletes itself after `done`.
-template <typename Reply, typename T, typename Convert>
+// One call with one request and one reply. Deletes itself after `done`. `Prepare(channel, context,
+// queue)` makes the reader of a stub.
+template <typename Reply, typename T, typename Prepare, typename Convert>
 class UnaryCall final : public Completion {
  public:
-  UnaryCall(Connection& connection, Convert convert, Client::Done<T> done)
-      : connection_(connection), convert_(std::move(convert)), done_(std::move(done)) {}
+  UnaryCall(Connection& connection, Prepare prepare, Convert convert, Client::Done<T> done)
+      : connection_(connection),
+        prepare_(std::move(prepare)),
+        convert_(std::move(convert)),
+        done_(std::move(done)) {}
 
-  // `prepare(channel, context, queue)` makes the reader of a stub.
-  template <typename Prepare>
-  void Start(Deadline deadline, Prepare prepare) {
-    if (!connection_.Begin(&context_)) {
-      done_(absl::CancelledError("the client is being destroyed"));
-      delete this;
-      return;
-    }
-    context_.set_deadline(deadline);
-    channel_ = connection_.channel();
-    reader_ = prepare(*channel_, &context_, connection_.queue());
-    reader_->StartCall();
-    reader_->Finish(&reply_, &status_, this);
+  void Start(Deadline deadline, bool again = false) {
+    deadline_ = deadline;
+    again_ = again;
+    connection_.Admit(&context_, deadline, [this](const Connection::Admission& admission) {
+      if (!admission.status.ok()) {
+        done_(admission.status);
+        delete this;
+        return;
+      }
+      pass_ = admission.pass;
+      channel_ = connection_.channel();
+      reader_ = prepare_(*channel_, &context_, connection_.queue());
+      reader_->StartCall();
+      reader_->Finish(&reply_, &status_, this);
+    });
   }
 
   void OnEvent(bool) override {
     connection_.NoteBootId(context_);
     reader_.reset();
     channel_.reset();
-    if (status_.ok()) {
+    if (status_.error_code() == grpc::StatusCode::UNAUTHENTICATED && !again_ &&
+        connection_.PassRefused(pass_)) {
+      (new UnaryCall(connection_, std::move(prepare_), std::move(convert_), std::move(done_)))
+          ->Start(deadline_, true);
+    } else if (status_.ok()) {
       done_(convert_(reply_));
     } else {
       done_(FromGrpc(status_));
@@ -101,8 +111,12 @@ class UnaryCall final : public Completion {
 
  private:
   Connection& connection_;
-  const Convert convert_;
-  const Client::Done<T> done_;
+  Prepare prepare_;
+  Convert convert_;
+  Client::Done<T> done_;
+  Deadline deadline_;
+  bool again_ = false;  // The token was refused once.
+  std::uint64_t pass_ = 0;
   grpc::ClientContext context_;
   ChannelPtr channel_;
   std::unique_ptr<grpc::ClientAsyncResponseReader<Reply>> reader_;
@@ -117,17 +131,19 @@ class ListStream {
       : connection_(connection), done_(std::move(done)) {}
 
   void Start(absl::string_view ns_name, Deadline deadline) {
-    if (!connection_.Begin(&context_)) {
-      done_(absl::CancelledError("the client is being destroyed"));
-      delete this;
-      return;
-    }
     v1::ListRequest request;
     if (!ns_name.empty()) request.mutable_namespace_()->set_name(std::string(ns_name));
-    context_.set_deadline(deadline);
-    channel_ = connection_.channel();
-    reader_ = channel_->cache->PrepareAsyncList(&context_, request, connection_.queue());
-    reader_->StartCall(&start_done_);
+    connection_.Admit(&context_, deadline, [this, request](const Connection::Admission& admission) {
+      if (!admission.status.ok()) {
+        done_(admission.status);
+        delete this;
+        return;
+      }
+      pass_ = admission.pass;
+      channel_ = connection_.channel();
+      reader_ = channel_->cache->PrepareAsyncList(&context_, request, connection_.queue());
+      reader_->StartCall(&start_done_);
+    });
   }
 
  private:
@@ -165,6 +181,7 @@ class ListStream {
     connection_.NoteBootId(context_);
     reader_.reset();
     channel_.reset();
+    if (status_.error_code() == grpc::StatusCode::UNAUTHENTICATED) connection_.PassRefused(pass_);
     if (status_.ok()) {
       done_(std::move(blocks_));
     } else {
@@ -176,6 +193,7 @@ class ListStream {
 
   Connection& connection_;
   const Client::Done<std::vector<ListedBlock>> done_;
+  std::uint64_t pass_ = 0;
   grpc::ClientContext context_;
   ChannelPtr channel_;
   std::unique_ptr<grpc::ClientAsyncReader<v1::ListReply>> reader_;
@@ -215,8 +233,9 @@ class Client::Impl {
   // `prepare(channel, context, queue)` makes the reader of a stub; `convert(reply)` the result.
   template <typename Reply, typename T, typename Prepare, typename Convert>
   void Call(Deadline deadline, Prepare prepare, Convert convert, Done<T> done) {
-    (new UnaryCall<Reply, T, Convert>(*connection_, std::move(convert), std::move(done)))
-        ->Start(deadline, prepare);
+    (new UnaryCall<Reply, T, Prepare, Convert>(*connection_, std::move(prepare), std::move(convert),
+                                               std::move(done)))
+        ->Start(deadline);
   }
 
   void Register(const std::string& name, const NamespaceSpec& spec, Deadline deadline,
@@ -228,7 +247,7 @@ class Client::Impl {
     ToProto(spec, request.mutable_spec());
     Call<v1::RegisterReply, ClientNamespace>(
         deadline,
-        [&request](Channel& channel, auto* context, auto* queue) {
+        [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
           return channel.engine->PrepareAsyncRegister(context, request, queue);
         },
         [this](const v1::RegisterReply& reply) -> absl::StatusOr<ClientNamespace> {
@@ -241,13 +260,17 @@ class Client::Impl {
         std::move(done));
   }
 
-  // Runs `attempt(done)`; when the daemon does not know the namespace though it was opened here
-  // (the daemon was restarted), registers it and tries once more.
+  // Runs `attempt(done)`; tries once more when the daemon was restarted meanwhile: it does not know
+  // the token, or the namespace though that was opened here, which is registered first.
   template <typename T>
   void WithNamespace(const ClientNamespace& ns, Deadline deadline,
                      std::function<void(Done<T>)> attempt, Done<T> done) {
     attempt([this, fingerprint = ns.fingerprint, deadline, attempt,
              done = std::move(done)](absl::StatusOr<T> result) {
+      if (absl::IsUnauthenticated(result.status())) {
+        attempt(done);
+        return;
+      }
       std::optional<ClientNamespace> known;
       if (absl::IsNotFound(result.status())) {
         MutexLock lock(mu_);
@@ -305,7 +328,7 @@ void Client::FindNamespaceAsync(absl::string_view name, CallOptions call,
   request.mutable_namespace_()->set_name(std::string(name));
   impl_->Call<v1::NamespaceInfo, ClientNamespace>(
       impl_->DeadlineOf(call),
-      [&request](Channel& channel, auto* context, auto* queue) {
+      [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
         return channel.engine->PrepareAsyncDescribe(context, request, queue);
       },
       &NamespaceFromProto, std::move(done));
@@ -318,14 +341,16 @@ void Client::LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> k
   request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
   for (const BlockKey& key : keys) request.add_keys(std::string(key.view()));
   request.set_find_tail(find_tail);
+  // Shared: it may be sent more than once, and is not small.
+  const auto shared = std::make_shared<const v1::LookupRequest>(std::move(request));
   const Deadline deadline = impl_->DeadlineOf(call);
   impl_->WithNamespace<LookupResult>(
       ns, deadline,
-      [impl = impl_.get(), request, deadline](Done<LookupResult> attempt_done) {
+      [impl = impl_.get(), shared, deadline](Done<LookupResult> attempt_done) {
         impl->Call<v1::LookupReply, LookupResult>(
             deadline,
-            [&request](Channel& channel, auto* context, auto* queue) {
-              return channel.cache->PrepareAsyncLookup(context, request, queue);
+            [shared](Channel& channel, auto* context, auto* queue) {
+              return channel.cache->PrepareAsyncLookup(context, *shared, queue);
             },
             &LookupFromProto, std::move(attempt_done));
       },
@@ -367,7 +392,7 @@ void Client::RemoveAsync(const ClientNamespace& ns, absl::Span<const BlockKey> k
   for (const BlockKey& key : keys) request.add_keys(std::string(key.view()));
   impl_->Call<v1::BlockCount, std::uint64_t>(
       impl_->DeadlineOf(call),
-      [&request](Channel& channel, auto* context, auto* queue) {
+      [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
         return channel.cache->PrepareAsyncRemove(context, request, queue);
       },
       [](const v1::BlockCount& reply) { return reply.blocks(); }, std::move(done));
@@ -379,7 +404,7 @@ void Client::ClearAsync(const ClientNamespace& ns, CallOptions call, Done<std::u
   request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
   impl_->Call<v1::BlockCount, std::uint64_t>(
       impl_->DeadlineOf(call),
-      [&request](Channel& channel, auto* context, auto* queue) {
+      [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
         return channel.cache->PrepareAsyncClear(context, request, queue);
       },
       [](const v1::BlockCount& reply) { return reply.blocks(); }, std::move(done));
@@ -420,7 +445,7 @@ void Client::EvictAsync(Tier tier, std::uint64_t bytes, CallOptions call,
   request.set_bytes(bytes);
   impl_->Call<v1::BlockCount, std::uint64_t>(
       impl_->DeadlineOf(call),
-      [&request](Channel& channel, auto* context, auto* queue) {
+      [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
         return channel.admin->PrepareAsyncEvict(context, request, queue);
       },
       [](const v1::BlockCount& reply) { return reply.blocks(); }, std::move(done));

@@ -9,6 +9,7 @@
 
 #include "client/channel_args.h"
 #include "client/convert.h"
+#include "client/door_protocol.h"
 #include "storage/core/log.h"
 
 namespace kvmill {
@@ -77,9 +78,13 @@ Connection::Connection(const ServerAddress& address) : address_(address) {
   threads_.emplace_back([this] { RunTasks(); });
   // Two: one moves bytes while the other works on what came.
   for (int i = 0; i < 2; ++i) threads_.emplace_back([this] { RunQueue(); });
+  if (address.is_unix()) {
+    door_ = std::make_unique<DoorClient>(DoorPath(address.unix_path), [](std::uint64_t) {});
+  }
 }
 
 Connection::~Connection() {
+  if (door_ != nullptr) door_->Stop();  // Those who wait for it are told.
   {
     MutexLock lock(mu_);
     stopping_ = true;
@@ -109,6 +114,43 @@ bool Connection::Begin(grpc::ClientContext* call) {
   if (stopping_) return false;
   contexts_.insert(call);
   ++calls_;
+  return true;
+}
+
+void Connection::Admit(grpc::ClientContext* call, Deadline deadline,
+                       std::function<void(const Admission&)> start) {
+  call->set_deadline(deadline);
+  if (!Begin(call)) {
+    start({absl::CancelledError("the client is being destroyed")});
+    return;
+  }
+  if (door_ == nullptr) {
+    start({absl::OkStatus()});
+    return;
+  }
+  if (const std::shared_ptr<const DoorPass> pass = door_->pass(); pass != nullptr) {
+    call->AddMetadata(kDoorTokenMetadata, pass->token_hex);
+    start({absl::OkStatus(), pass->number});
+    return;
+  }
+  door_->Enter(deadline, [this, call, start = std::move(start)](
+                             const absl::StatusOr<std::shared_ptr<const DoorPass>>& pass) {
+    if (!pass.ok()) {
+      // `start` may end the object that owns the context; the client waits for End.
+      ForgetContext(call);
+      start({pass.status()});
+      End(nullptr);
+      return;
+    }
+    NoteBootId((*pass)->boot_id_hex);
+    call->AddMetadata(kDoorTokenMetadata, (*pass)->token_hex);
+    start({absl::OkStatus(), (*pass)->number});
+  });
+}
+
+bool Connection::PassRefused(std::uint64_t pass) {
+  if (door_ == nullptr || pass == 0) return false;
+  door_->Refused(pass);
   return true;
 }
 

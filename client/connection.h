@@ -7,6 +7,7 @@
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/generic/generic_stub.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <set>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/door_client.h"
 #include "client/server_address.h"
 #include "kvmill/v1/admin.grpc.pb.h"
 #include "kvmill/v1/cache.grpc.pb.h"
@@ -58,8 +60,13 @@ class MemberCompletion final : public Completion {
 
 // Thread-safe. Has threads of its own that wait for the queue; gRPC's callback interface would
 // share threads between all clients of the process and stop them from within.
+//
+// Calls over a unix socket carry the token that the daemon's local door gave
+// (client/door_client.h); whoever has none yet waits for it, up to its deadline, without a thread.
 class Connection {
  public:
+  using Deadline = std::chrono::system_clock::time_point;
+
   explicit Connection(const ServerAddress& address);
   // Cancels running calls and waits until every one has ended.
   ~Connection();
@@ -69,9 +76,21 @@ class Connection {
   // still wanted to write.
   void Replace(const ChannelPtr& stuck);
 
-  // Between Begin and End a call's context may be cancelled from any thread. False: the client is
-  // being destroyed, the call must not start.
-  bool Begin(grpc::ClientContext* call);
+  // Whether and as whom a call may start.
+  struct Admission {
+    absl::Status status;
+    std::uint64_t pass = 0;  // Number of the DoorPass whose token it carries; 0: none (TCP).
+  };
+  // Sets the call's deadline and token and calls `start` once: now, or on a thread of the
+  // connection when the local door has to be opened first. When the status is OK the call has begun
+  // and must End; between the two its context may be cancelled from any thread.
+  void Admit(grpc::ClientContext* call, Deadline deadline,
+             std::function<void(const Admission&)> start);
+  // The daemon did not take the token of that pass (it was restarted): the next call waits for a
+  // new one. False for a call that had none.
+  bool PassRefused(std::uint64_t pass);
+  // Null over TCP.
+  DoorClient* door() { return door_.get(); }
   void End(grpc::ClientContext* call);
   // For a call that outlives its context: End is called with null.
   void ForgetContext(grpc::ClientContext* call);
@@ -87,6 +106,7 @@ class Connection {
   void NoteBootId(const std::string& boot_id_hex);
 
  private:
+  bool Begin(grpc::ClientContext* call);
   void RunTasks();
   void RunQueue();
 
@@ -102,6 +122,7 @@ class Connection {
   std::string boot_id_ ABSL_GUARDED_BY(mu_);
   grpc::CompletionQueue queue_;
   std::vector<std::thread> threads_;  // Constant after construction.
+  std::unique_ptr<DoorClient> door_;  // Constant after construction.
 };
 
 // gRPC's status as ours: the codes have the same numbers.

@@ -26,16 +26,18 @@ class FetchStream {
   }
 
   void Start(std::chrono::system_clock::time_point deadline) {
-    if (!connection_.Begin(&context_)) {
-      done_(absl::CancelledError("the client is being destroyed"));
-      delete this;
-      return;
-    }
-    context_.set_deadline(deadline);
-    channel_ = connection_.channel();
-    stream_ =
-        channel_->generic.PrepareCall(&context_, "/kvmill.v1.Cache/Fetch", connection_.queue());
-    stream_->StartCall(&start_done_);
+    connection_.Admit(&context_, deadline, [this](const Connection::Admission& admission) {
+      if (!admission.status.ok()) {
+        done_(admission.status);
+        delete this;
+        return;
+      }
+      pass_ = admission.pass;
+      channel_ = connection_.channel();
+      stream_ =
+          channel_->generic.PrepareCall(&context_, "/kvmill.v1.Cache/Fetch", connection_.queue());
+      stream_->StartCall(&start_done_);
+    });
   }
 
  private:
@@ -85,6 +87,9 @@ class FetchStream {
 
   void OnFinish(bool) {
     connection_.NoteBootId(context_);
+    if (grpc_status_.error_code() == grpc::StatusCode::UNAUTHENTICATED) {
+      connection_.PassRefused(pass_);
+    }
     absl::StatusOr<FetchResult> result = absl::UnknownError("");
     {
       MutexLock lock(mu_);
@@ -247,6 +252,7 @@ class FetchStream {
   FetchSink& sink_;
   std::function<void(absl::StatusOr<FetchResult>)> done_;
 
+  std::uint64_t pass_ = 0;
   grpc::ClientContext context_;
   ChannelPtr channel_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;

@@ -79,17 +79,19 @@ class StoreStream {
   }
 
   void Start(std::chrono::system_clock::time_point deadline) {
-    if (!connection_.Begin(context_.get())) {
-      status_ = absl::CancelledError("the client is being destroyed");
-      Pins::Drop(pins_);
-      return;
-    }
-    started_ = true;
-    context_->set_deadline(deadline);
-    channel_ = connection_.channel();
-    stream_ = channel_->generic.PrepareCall(context_.get(), "/kvmill.v1.Cache/Store",
-                                            connection_.queue());
-    stream_->StartCall(&start_done_);
+    connection_.Admit(context_.get(), deadline, [this](const Connection::Admission& admission) {
+      if (!admission.status.ok()) {
+        status_ = admission.status;
+        Pins::Drop(pins_);
+        return;
+      }
+      started_ = true;
+      pass_ = admission.pass;
+      channel_ = connection_.channel();
+      stream_ = channel_->generic.PrepareCall(context_.get(), "/kvmill.v1.Cache/Store",
+                                              connection_.queue());
+      stream_->StartCall(&start_done_);
+    });
   }
 
  private:
@@ -145,6 +147,7 @@ class StoreStream {
   void OnFinish(bool) {
     connection_.NoteBootId(*context_);
     status_ = FromGrpc(grpc_status_);
+    if (absl::IsUnauthenticated(status_)) connection_.PassRefused(pass_);
     outgoing_.Clear();
     stream_.reset();
     // The call holds what it did not write; it goes with its context.
@@ -365,6 +368,7 @@ class StoreStream {
 
   std::unique_ptr<grpc::ClientContext> context_ = std::make_unique<grpc::ClientContext>();
   bool started_ = false;
+  std::uint64_t pass_ = 0;
   ChannelPtr channel_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
   MemberCompletion<StoreStream> start_done_{this, &StoreStream::OnStart};

@@ -1,0 +1,363 @@
+#include "client/door_client.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kRetryPause{20};
+constexpr int kPollMsMax = 60'000;
+
+template <typename Time>
+int MillisUntil(Time deadline) {
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - Time::clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, kPollMsMax));
+}
+
+}  // namespace
+
+OwnedFd& OwnedFd::operator=(OwnedFd&& other) noexcept {
+  if (this == &other) return *this;
+  if (fd_ >= 0) close(fd_);
+  fd_ = other.Release();
+  return *this;
+}
+
+OwnedFd::~OwnedFd() {
+  if (fd_ >= 0) close(fd_);
+}
+
+int OwnedFd::Release() { return std::exchange(fd_, -1); }
+
+DoorClient::DoorClient(std::string path, std::function<void(std::uint64_t)> lost)
+    : path_(std::move(path)),
+      lost_(std::move(lost)),
+      wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      thread_([this] { Run(); }) {}
+
+DoorClient::~DoorClient() { Stop(); }
+
+void DoorClient::Stop() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  Wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void DoorClient::Wake() {
+  const std::uint64_t one = 1;
+  const ssize_t written = write(wake_fd_.get(), &one, sizeof(one));
+  static_cast<void>(written);  // It can only fail when the counter is already set.
+}
+
+bool DoorClient::Stopping() {
+  MutexLock lock(mu_);
+  return stopping_;
+}
+
+std::shared_ptr<const DoorPass> DoorClient::pass() const {
+  MutexLock lock(mu_);
+  return pass_;
+}
+
+void DoorClient::Enter(Deadline deadline, Entered done) {
+  std::shared_ptr<const DoorPass> pass;
+  bool stopping = false;
+  {
+    MutexLock lock(mu_);
+    stopping = stopping_;
+    pass = pass_;
+    if (!stopping && pass == nullptr) {
+      waiters_.push_back({deadline, std::move(done)});
+      changed_.NotifyAll();
+    }
+  }
+  if (stopping) {
+    done(absl::CancelledError("the client is being destroyed"));
+  } else if (pass != nullptr) {
+    done(std::move(pass));
+  } else {
+    Wake();
+  }
+}
+
+void DoorClient::Refused(std::uint64_t number) {
+  MutexLock lock(mu_);
+  refused_ = std::max(refused_, number);
+  if (pass_ != nullptr && pass_->number <= refused_) pass_.reset();
+  Wake();
+}
+
+void DoorClient::RequestArena(std::uint64_t number, DoorArenaRequest request, Deadline deadline,
+                              GotArena done) {
+  bool open = false;
+  {
+    MutexLock lock(mu_);
+    open = !stopping_ && pass_ != nullptr && pass_->number == number;
+    if (open) arena_waiters_.push_back({number, request, deadline, false, std::move(done)});
+  }
+  if (open) {
+    Wake();
+  } else {
+    done(absl::UnavailableError("the connection to the daemon's door was lost"));
+  }
+}
+
+void DoorClient::Run() {
+  for (;;) {
+    {
+      MutexLock lock(mu_);
+      while (waiters_.empty() && !stopping_) changed_.Wait(mu_);
+      if (stopping_) break;
+    }
+    DoorWelcome welcome;
+    const absl::StatusOr<OwnedFd> fd = Attempt(&welcome);
+    if (!fd.ok()) {
+      FailAll(fd.status());
+      continue;
+    }
+    auto pass = std::make_shared<DoorPass>();
+    const auto hex = [](const auto& bytes) {
+      return absl::BytesToHexString(
+          absl::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+    };
+    pass->token_hex = hex(welcome.token);
+    pass->boot_id_hex = hex(welcome.boot_id);
+    std::vector<Waiter> entered;
+    {
+      MutexLock lock(mu_);
+      pass->number = ++passes_;
+      pass_ = pass;
+      entered.swap(waiters_);
+    }
+    for (const Waiter& waiter : entered) waiter.done(pass);
+    Serve(fd->get());
+    {
+      MutexLock lock(mu_);
+      pass_.reset();
+    }
+    FailArenaRequests(absl::UnavailableError("the connection to the daemon's door was lost"));
+    lost_(pass->number);
+  }
+  FailAll(absl::CancelledError("the client is being destroyed"));
+  FailArenaRequests(absl::CancelledError("the client is being destroyed"));
+}
+
+absl::StatusOr<OwnedFd> DoorClient::Connect(steady_clock::time_point give_up) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path_.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "door path of ", path_.size(), " bytes, want at most ", sizeof(address.sun_path) - 1));
+  }
+  std::memcpy(address.sun_path, path_.data(), path_.size());
+  for (;;) {
+    OwnedFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd.valid()) return absl::ErrnoToStatus(errno, "socket");
+    if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+      return fd;
+    }
+    const int error = errno;
+    // EAGAIN: so many wait to be let in that the kernel takes no more; nothing tells when it does.
+    if (error != EAGAIN && error != EINTR) {
+      const std::string why = absl::StrCat("the daemon's door ", path_, ": ", std::strerror(error));
+      return error == EACCES || error == EPERM ? absl::PermissionDeniedError(why)
+                                               : absl::UnavailableError(why);
+    }
+    FailExpired();
+    if (Stopping()) return absl::CancelledError("the client is being destroyed");
+    if (steady_clock::now() >= give_up) {
+      return absl::UnavailableError(absl::StrCat("the daemon's door ", path_, " lets nobody in"));
+    }
+    std::this_thread::sleep_for(kRetryPause);
+  }
+}
+
+absl::StatusOr<OwnedFd> DoorClient::Attempt(DoorWelcome* welcome) {
+  const auto give_up = steady_clock::now() + kAttemptMax;
+  for (;;) {
+    KVMILL_ASSIGN_OR_RETURN(OwnedFd fd, Connect(give_up));
+    const auto hello = MakeDoorMessage<DoorHello>();
+    bool heard = send(fd.get(), &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello);
+    while (heard) {
+      pollfd fds[2] = {{fd.get(), POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
+      poll(fds, 2, std::min(PollTimeoutMs(), MillisUntil(give_up)));
+      std::uint64_t count = 0;
+      if (fds[1].revents != 0 && read(wake_fd_.get(), &count, sizeof(count)) < 0) continue;
+      FailExpired();
+      if (Stopping()) return absl::CancelledError("the client is being destroyed");
+      if (fds[0].revents == 0) {
+        if (steady_clock::now() < give_up) continue;
+        return absl::UnavailableError(
+            absl::StrCat("the daemon's door ", path_, " does not answer"));
+      }
+      std::byte packet[kDoorMessageBytesMax];
+      const ssize_t bytes = recv(fd.get(), packet, sizeof(packet), 0);
+      if (bytes <= 0) break;  // Others pushed in before us.
+      const auto message = absl::MakeConstSpan(packet, static_cast<std::size_t>(bytes));
+      KVMILL_ASSIGN_OR_RETURN(const DoorHeader header, ParseDoorHeader(message));
+      if (header.kind == static_cast<std::uint16_t>(DoorKind::kRefusal)) {
+        KVMILL_ASSIGN_OR_RETURN(const auto refusal, ParseDoorMessage<DoorRefusal>(message));
+        return StatusFrom(refusal);
+      }
+      KVMILL_ASSIGN_OR_RETURN(*welcome, ParseDoorMessage<DoorWelcome>(message));
+      return fd;
+    }
+    if (steady_clock::now() >= give_up) {
+      return absl::UnavailableError(absl::StrCat("the daemon's door ", path_, " hangs up"));
+    }
+    std::this_thread::sleep_for(kRetryPause);
+  }
+}
+
+void DoorClient::Serve(int fd) {
+  for (;;) {
+    SendRequests(fd);
+    pollfd fds[2] = {{fd, POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
+    poll(fds, 2, PollTimeoutMs());
+    std::uint64_t count = 0;
+    if (fds[1].revents != 0 && read(wake_fd_.get(), &count, sizeof(count)) < 0) continue;
+    FailExpired();
+    {
+      MutexLock lock(mu_);
+      if (stopping_ || pass_ == nullptr) return;
+    }
+    if (fds[0].revents != 0 && !Receive(fd)) return;
+  }
+}
+
+void DoorClient::SendRequests(int fd) {
+  MutexLock lock(mu_);
+  for (ArenaWaiter& waiter : arena_waiters_) {
+    if (waiter.sent) continue;
+    waiter.request.header.request = next_request_++;
+    // A full socket: it is tried again when an answer came.
+    if (send(fd, &waiter.request, sizeof(waiter.request), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;
+    waiter.sent = true;
+  }
+}
+
+bool DoorClient::Receive(int fd) {
+  std::byte packet[kDoorMessageBytesMax];
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  iovec part{packet, sizeof(packet)};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const ssize_t bytes = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  if (bytes <= 0) return false;
+  OwnedFd passed;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    int passed_fd = -1;
+    std::memcpy(&passed_fd, CMSG_DATA(c), sizeof(passed_fd));
+    passed = OwnedFd(passed_fd);
+  }
+  const auto content = absl::MakeConstSpan(packet, static_cast<std::size_t>(bytes));
+  const absl::StatusOr<DoorHeader> header = ParseDoorHeader(content);
+  if (!header.ok()) return false;
+  absl::StatusOr<ArenaMemory> memory = absl::InternalError("the door sent no memory");
+  std::optional<DoorArena> arena;
+  if (header->kind == static_cast<std::uint16_t>(DoorKind::kRefusal)) {
+    const absl::StatusOr<DoorRefusal> refusal = ParseDoorMessage<DoorRefusal>(content);
+    if (!refusal.ok() || header->request == 0) return false;
+    memory = StatusFrom(*refusal);
+  } else {
+    const absl::StatusOr<DoorArena> parsed = ParseDoorMessage<DoorArena>(content);
+    if (!parsed.ok()) return false;
+    arena = *parsed;
+    if (passed.valid()) memory = ArenaMemory{std::move(passed), parsed->arena_bytes};
+  }
+  GotArena done;
+  {
+    MutexLock lock(mu_);
+    const auto it = std::find_if(arena_waiters_.begin(), arena_waiters_.end(), [&](const auto& w) {
+      return w.sent && w.request.header.request == header->request;
+    });
+    if (it == arena_waiters_.end()) return true;  // It did not wait that long.
+    const DoorArenaRequest& asked = it->request;
+    if (arena.has_value() && (arena->arena != asked.arena || arena->tier != asked.tier ||
+                              arena->arena_epoch != asked.arena_epoch)) {
+      memory = absl::InternalError("the door sent the memory of another arena");
+    }
+    done = std::move(it->done);
+    arena_waiters_.erase(it);
+  }
+  done(std::move(memory));
+  return true;
+}
+
+int DoorClient::PollTimeoutMs() {
+  MutexLock lock(mu_);
+  int timeout = kPollMsMax;
+  for (const Waiter& waiter : waiters_) timeout = std::min(timeout, MillisUntil(waiter.deadline));
+  for (const ArenaWaiter& waiter : arena_waiters_) {
+    timeout = std::min(timeout, MillisUntil(waiter.deadline));
+  }
+  return timeout;
+}
+
+void DoorClient::FailExpired() {
+  const auto now = std::chrono::system_clock::now();
+  std::vector<Waiter> expired;
+  std::vector<ArenaWaiter> expired_arenas;
+  {
+    MutexLock lock(mu_);
+    const auto take = [now](auto& from, auto& to) {
+      const auto first = std::stable_partition(from.begin(), from.end(),
+                                               [now](const auto& w) { return w.deadline > now; });
+      std::move(first, from.end(), std::back_inserter(to));
+      from.erase(first, from.end());
+    };
+    take(waiters_, expired);
+    take(arena_waiters_, expired_arenas);
+  }
+  const absl::Status late =
+      absl::DeadlineExceededError(absl::StrCat("the daemon's door ", path_, " does not answer"));
+  for (const Waiter& waiter : expired) waiter.done(late);
+  for (const ArenaWaiter& waiter : expired_arenas) waiter.done(late);
+}
+
+void DoorClient::FailAll(const absl::Status& status) {
+  std::vector<Waiter> failed;
+  {
+    MutexLock lock(mu_);
+    failed.swap(waiters_);
+  }
+  for (const Waiter& waiter : failed) waiter.done(status);
+}
+
+void DoorClient::FailArenaRequests(const absl::Status& status) {
+  std::vector<ArenaWaiter> failed;
+  {
+    MutexLock lock(mu_);
+    failed.swap(arena_waiters_);
+  }
+  for (const ArenaWaiter& waiter : failed) waiter.done(status);
+}
+
+}  // namespace kvmill
