@@ -15,7 +15,9 @@ namespace kvmill {
 absl::Status AdminService::Enter(grpc::ServerContext* call, absl::string_view method,
                                  bool audited) const {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  absl::Status allowed = gate_.Check(call->peer());
+  absl::Status allowed;
+  if (gate_.on_main_server()) allowed = context_.callers.Identify(*call).status();
+  if (allowed.ok()) allowed = gate_.Check(call->peer());
   if (!allowed.ok() || audited) {
     LogInfo(absl::StrCat("admin ", method, " by ", call->peer(), ": ",
                          allowed.ok() ? "accepted" : allowed.message()));

@@ -27,6 +27,13 @@ absl::Status SetCount(const absl::StatusOr<std::uint64_t>& count, v1::BlockCount
   return absl::OkStatus();
 }
 
+// What every caller may know.
+void FillDaemonStat(const ServiceContext& context, v1::StatReply* reply) {
+  reply->set_boot_id(context.boot_id);
+  reply->set_uptime_s(static_cast<double>(context.clock.MonotonicNanos() - context.start_nanos) *
+                      1e-9);
+}
+
 }  // namespace
 
 void FillStat(const ServiceContext& context, v1::StatReply* reply) {
@@ -49,31 +56,74 @@ void FillStat(const ServiceContext& context, v1::StatReply* reply) {
   reply->set_lookup_blocks(stats.lookup_blocks);
   reply->set_hit_blocks(Sum(stats.hit_blocks));
   reply->set_checksum_failures(Sum(stats.checksum_failures));
-  reply->set_boot_id(context.boot_id);
-  reply->set_uptime_s(static_cast<double>(context.clock.MonotonicNanos() - context.start_nanos) *
-                      1e-9);
   reply->set_unwritten_blocks(stats.unwritten_blocks);
   reply->set_metadata_bytes(stats.metadata_bytes);
+  FillDaemonStat(context, reply);
+}
+
+std::map<NamespaceId, std::string> CacheService::NamesOf(const std::string& tenant) const {
+  std::map<NamespaceId, std::string> names;
+  for (const TieredStore::NamespaceInfo& info : context_.store.Namespaces()) {
+    if (info.spec.tenant == tenant) names[info.id] = info.name;
+  }
+  return names;
+}
+
+void CacheService::FillTenantStat(const std::string& tenant, v1::StatReply* reply) const {
+  const std::map<NamespaceId, std::string> names = NamesOf(tenant);
+  std::map<Tier, std::pair<std::uint64_t, std::uint64_t>> tiers;  // Blocks, bytes.
+  context_.store.List([&](const TieredStore::BlockInfo& block) {
+    if (names.find(block.namespace_id) == names.end()) return true;
+    reply->set_blocks(reply->blocks() + 1);
+    ++tiers[block.tier].first;
+    tiers[block.tier].second += block.bytes;
+    return true;
+  });
+  for (const auto& [tier, used] : tiers) {
+    v1::TierStat* t = reply->add_tiers();
+    t->set_tier(ToProto(tier));
+    t->set_blocks(used.first);
+    t->set_used_bytes(used.second);
+  }
+  FillDaemonStat(context_, reply);
+}
+
+absl::StatusOr<std::uint64_t> CacheService::FlushTenant(const std::string& tenant) {
+  const std::map<NamespaceId, std::string> names = NamesOf(tenant);
+  std::vector<BlockId> ids;
+  context_.store.List([&](const TieredStore::BlockInfo& block) {
+    if (block.tier != Tier::kDisk && names.find(block.namespace_id) != names.end()) {
+      ids.push_back({block.namespace_id, block.group, block.key});
+    }
+    return true;
+  });
+  std::vector<absl::Status> results(ids.size());
+  KVMILL_RETURN_IF_ERROR(context_.store.MakeDurable(ids, absl::MakeSpan(results)));
+  for (const absl::Status& result : results) {
+    if (!absl::IsNotFound(result)) KVMILL_RETURN_IF_ERROR(result);  // Removed meanwhile.
+  }
+  return ids.size();
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CacheService::Store(
     grpc::CallbackServerContext* call) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StoreCall::Start(context_);
+  return StoreCall::Start(context_, context_.callers.Identify(*call));
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Fetch(grpc::CallbackServerContext* call,
                                                                 const grpc::ByteBuffer* request) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return FetchCall::Start(context_, *request);
+  return FetchCall::Start(context_, context_.callers.Identify(*call), *request);
 }
 
 grpc::Status CacheService::Lookup(grpc::ServerContext* call, const v1::LookupRequest* request,
                                   v1::LookupReply* reply) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
   return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
-                            context_.Resolve(request->namespace_()));
+                            context_.Resolve(caller, request->namespace_()));
     KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysFromProto(request->keys()));
     const TieredStore::LookupResult result =
         context_.store.Lookup(info.id, keys, request->find_tail());
@@ -90,8 +140,9 @@ grpc::Status CacheService::Remove(grpc::ServerContext* call, const v1::RemoveReq
                                   v1::BlockCount* reply) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
   return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
-                            context_.Resolve(request->namespace_()));
+                            context_.Resolve(caller, request->namespace_()));
     KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysFromProto(request->keys()));
     return SetCount(context_.store.Remove(info.id, keys), reply);
   }());
@@ -101,8 +152,9 @@ grpc::Status CacheService::Clear(grpc::ServerContext* call, const v1::ClearReque
                                  v1::BlockCount* reply) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
   return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
-                            context_.Resolve(request->namespace_()));
+                            context_.Resolve(caller, request->namespace_()));
     return SetCount(context_.store.Clear(info.id), reply);
   }());
 }
@@ -110,29 +162,39 @@ grpc::Status CacheService::Clear(grpc::ServerContext* call, const v1::ClearReque
 grpc::Status CacheService::Flush(grpc::ServerContext* call, const v1::FlushRequest*,
                                  v1::BlockCount* reply) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc(SetCount(context_.store.Flush(), reply));
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+    return SetCount(caller.sees_all() ? context_.store.Flush() : FlushTenant(caller.tenant), reply);
+  }());
 }
 
 grpc::Status CacheService::Stat(grpc::ServerContext* call, const v1::StatRequest*,
                                 v1::StatReply* reply) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  FillStat(context_, reply);
-  return grpc::Status::OK;
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+    if (caller.sees_all()) {
+      FillStat(context_, reply);
+    } else {
+      FillTenantStat(caller.tenant, reply);
+    }
+    return absl::OkStatus();
+  }());
 }
 
 grpc::Status CacheService::List(grpc::ServerContext* call, const v1::ListRequest* request,
                                 grpc::ServerWriter<v1::ListReply>* writer) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  const absl::StatusOr<Caller> caller = context_.callers.Identify(*call);
+  if (!caller.ok()) return StatusToGrpc(caller.status());
   std::optional<NamespaceId> only;
   if (request->has_namespace_()) {
-    const absl::StatusOr<TieredStore::NamespaceInfo> info = context_.Resolve(request->namespace_());
+    const absl::StatusOr<TieredStore::NamespaceInfo> info =
+        context_.Resolve(*caller, request->namespace_());
     if (!info.ok()) return StatusToGrpc(info.status());
     only = info->id;
   }
-  std::map<NamespaceId, std::string> names;
-  for (const TieredStore::NamespaceInfo& info : context_.store.Namespaces()) {
-    if (info.spec.tenant == kDefaultTenant) names[info.id] = info.name;
-  }
+  const std::map<NamespaceId, std::string> names = NamesOf(caller->tenant);
   v1::ListReply reply;
   bool open = true;
   context_.store.List([&](const TieredStore::BlockInfo& block) {

@@ -2,6 +2,9 @@
 #ifndef KVMILL_SERVICE_CACHE_SERVICE_H_
 #define KVMILL_SERVICE_CACHE_SERVICE_H_
 
+#include <map>
+#include <string>
+
 #include "kvmill/v1/cache.grpc.pb.h"
 #include "service/service_context.h"
 
@@ -32,10 +35,16 @@ class CacheService final : public v1::Cache::WithRawCallbackMethod_Store<
                     grpc::ServerWriter<v1::ListReply>* writer) override;
 
  private:
+  std::map<NamespaceId, std::string> NamesOf(const std::string& tenant) const;
+  // What a tenant may know: of its own blocks, and nothing of the others, totals included.
+  void FillTenantStat(const std::string& tenant, v1::StatReply* reply) const;
+  // Makes the tenant's blocks durable; the number of those in memory.
+  absl::StatusOr<std::uint64_t> FlushTenant(const std::string& tenant);
+
   ServiceContext& context_;
 };
 
-// What Stat and Admin.Status answer.
+// What Stat, for the default tenant, and Admin.Status answer.
 void FillStat(const ServiceContext& context, v1::StatReply* reply);
 
 }  // namespace kvmill

@@ -1,5 +1,6 @@
 #include "service/config.h"
 
+#include <sys/un.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "client/door_protocol.h"
 #include "client/server_address.h"
 #include "client/units.h"
 #include "storage/core/status_macros.h"
@@ -241,7 +243,14 @@ std::string ToYaml(const Config& config) {
 }
 
 absl::Status CheckConfig(const Config& config) {
-  KVMILL_RETURN_IF_ERROR(ParseServerAddress(absl::StrCat("unix:", config.socket)).status());
+  const std::size_t door_bytes = DoorPath(config.socket).size();
+  const std::size_t socket_bytes_max =
+      sizeof(sockaddr_un{}.sun_path) - 1 - (door_bytes - config.socket.size());
+  if (config.socket.empty() || config.socket.size() > socket_bytes_max) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--socket ", config.socket, ": path of ", config.socket.size(), " bytes, want 1 to ",
+        socket_bytes_max, " (its local door has a longer name)"));
+  }
   for (const auto& [name, value] :
        {std::pair<const char*, const std::string&>("listen", config.listen),
         {"admin", config.admin}}) {

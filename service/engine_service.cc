@@ -26,6 +26,8 @@ void FillNamespace(const TieredStore::NamespaceInfo& info, v1::NamespaceInfo* ou
 grpc::Status EngineService::Hello(grpc::ServerContext* call, const v1::HelloRequest* request,
                                   v1::HelloReply* reply) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  const absl::StatusOr<Caller> caller = context_.callers.Identify(*call);
+  if (!caller.ok()) return StatusToGrpc(caller.status());
   FillHello(context_, reply);
   return StatusToGrpc(CheckProtocolVersion(request->client().protocol_version()));
 }
@@ -34,9 +36,10 @@ grpc::Status EngineService::Register(grpc::ServerContext* call, const v1::Regist
                                      v1::RegisterReply* reply) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
   return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
     KVMILL_RETURN_IF_ERROR(CheckProtocolVersion(request->client().protocol_version()));
     KVMILL_ASSIGN_OR_RETURN(NamespaceSpec spec, FromProto(request->spec()));
-    spec.tenant = kDefaultTenant;
+    spec.tenant = caller.tenant;
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.store.OpenNamespace(request->name(), spec));
     FillNamespace(info, reply->mutable_namespace_());
@@ -49,8 +52,9 @@ grpc::Status EngineService::Describe(grpc::ServerContext* call, const v1::Descri
                                      v1::NamespaceInfo* reply) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
   return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
-                            context_.Resolve(request->namespace_()));
+                            context_.Resolve(caller, request->namespace_()));
     FillNamespace(info, reply);
     return absl::OkStatus();
   }());

@@ -39,7 +39,8 @@ grpc::Slice SliceOf(const std::shared_ptr<const BlockRef>& block, absl::Span<con
 
 }  // namespace
 
-FetchCall* FetchCall::Start(ServiceContext& context, const grpc::ByteBuffer& request) {
+FetchCall* FetchCall::Start(ServiceContext& context, const absl::StatusOr<Caller>& caller,
+                            const grpc::ByteBuffer& request) {
   auto call = std::make_shared<FetchCall>(context);
   call->self_ = call;
   const std::uint32_t streams =
@@ -47,7 +48,7 @@ FetchCall* FetchCall::Start(ServiceContext& context, const grpc::ByteBuffer& req
   absl::Status status = streams > kFetchStreamsMax
                             ? absl::ResourceExhaustedError(absl::StrCat(
                                   streams, " Fetch streams at once: at most ", kFetchStreamsMax))
-                            : call->Begin(request);
+                            : call->Begin(caller, request);
   MutexLock lock(call->mu_);
   if (!status.ok()) {
     call->Fail(status);
@@ -57,12 +58,14 @@ FetchCall* FetchCall::Start(ServiceContext& context, const grpc::ByteBuffer& req
   return call.get();
 }
 
-absl::Status FetchCall::Begin(const grpc::ByteBuffer& request) {
+absl::Status FetchCall::Begin(const absl::StatusOr<Caller>& caller,
+                              const grpc::ByteBuffer& request) {
+  KVMILL_RETURN_IF_ERROR(caller.status());
   v1::FetchRequest fetch;
   if (!FromByteBuffer(request, &fetch)) {
     return absl::InvalidArgumentError("FetchRequest does not parse");
   }
-  KVMILL_ASSIGN_OR_RETURN(namespace_, context_.Resolve(fetch.namespace_()));
+  KVMILL_ASSIGN_OR_RETURN(namespace_, context_.Resolve(*caller, fetch.namespace_()));
   KVMILL_ASSIGN_OR_RETURN(keys_, KeysFromProto(fetch.keys()));
   return absl::OkStatus();
 }

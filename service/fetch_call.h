@@ -28,7 +28,8 @@ class FetchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                         public std::enable_shared_from_this<FetchCall> {
  public:
   // The reactor for gRPC; it owns itself.
-  static FetchCall* Start(ServiceContext& context, const grpc::ByteBuffer& request);
+  static FetchCall* Start(ServiceContext& context, const absl::StatusOr<Caller>& caller,
+                          const grpc::ByteBuffer& request);
   explicit FetchCall(ServiceContext& context) : context_(context) {}
 
   void OnWriteDone(bool ok) override;
@@ -47,7 +48,7 @@ class FetchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     PinnedBlock pages;  // Null unless status is OK.
   };
 
-  absl::Status Begin(const grpc::ByteBuffer& request);
+  absl::Status Begin(const absl::StatusOr<Caller>& caller, const grpc::ByteBuffer& request);
   void Load();  // Task of the I/O pool.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The next message of the current block; empty when it has no more.

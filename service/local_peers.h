@@ -36,6 +36,7 @@ class AdminGate {
   // The --admin listener: everybody who can connect.
   AdminGate() = default;
 
+  bool on_main_server() const { return peers_ != nullptr; }
   // PERMISSION_DENIED says where admin calls are allowed.
   absl::Status Check(const std::string& peer) const;
 

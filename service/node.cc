@@ -19,12 +19,14 @@
 #include "absl/strings/str_cat.h"
 #include "client/channel_args.h"
 #include "client/convert.h"
+#include "client/door_protocol.h"
 #include "client/server_address.h"
 #include "client/units.h"
 #include "service/admin_service.h"
 #include "service/cache_service.h"
 #include "service/engine_service.h"
 #include "service/http_server.h"
+#include "service/local_door.h"
 #include "service/local_peers.h"
 #include "service/metrics.h"
 #include "service/service_context.h"
@@ -99,11 +101,13 @@ class Node::Impl {
 
   // In the order of start; stopped in the reverse order by Drain.
   std::unique_ptr<UnixListener> listener_;
+  std::unique_ptr<LocalDoor> door_;
   std::unique_ptr<TieredStore> store_;
   std::unique_ptr<WorkerPool> encode_pool_;
   std::unique_ptr<WorkerPool> io_pool_;
   std::unique_ptr<ServiceContext> context_;
   LocalPeers peers_;
+  std::unique_ptr<Callers> callers_;
   std::unique_ptr<CacheService> cache_;
   std::unique_ptr<EngineService> engine_;
   std::unique_ptr<AdminService> local_admin_;
@@ -119,13 +123,18 @@ class Node::Impl {
 absl::Status Node::Impl::Start() {
   // The socket first: it is also what keeps two daemons apart that share nothing else.
   KVMILL_ASSIGN_OR_RETURN(listener_, UnixListener::Create(config_.socket));
+  KVMILL_ASSIGN_OR_RETURN(const std::string boot_id, MakeBootId());
+  LocalDoor::Options door_options;
+  door_options.path = DoorPath(config_.socket);
+  door_options.boot_id = boot_id;
+  KVMILL_ASSIGN_OR_RETURN(door_, LocalDoor::Create(door_options, clock_));
+  callers_ = std::make_unique<Callers>(peers_, *door_, geteuid());
   KVMILL_RETURN_IF_ERROR(OpenStore());
   std::uint32_t threads = config_.encode_threads;
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
   encode_pool_ = std::make_unique<WorkerPool>(threads, "encode");
   io_pool_ = std::make_unique<WorkerPool>(kIoThreads, "io");
-  KVMILL_ASSIGN_OR_RETURN(const std::string boot_id, MakeBootId());
-  context_.reset(new ServiceContext{*store_, *encode_pool_, *io_pool_, clock_});
+  context_.reset(new ServiceContext{*store_, *encode_pool_, *io_pool_, clock_, *callers_});
   context_->boot_id = boot_id;
   context_->boot_id_hex = absl::BytesToHexString(boot_id);
   context_->device = "host";
@@ -139,6 +148,13 @@ absl::Status Node::Impl::Start() {
   KVMILL_RETURN_IF_ERROR(StartMainServer());
   KVMILL_RETURN_IF_ERROR(StartAdminServer());
   KVMILL_RETURN_IF_ERROR(StartHttp());
+  LocalDoor::Handlers door_handlers;
+  door_handlers.entered = [](DoorClientId) {};
+  door_handlers.left = [](DoorClientId) {};
+  door_handlers.arena = [](DoorClientId, const DoorArenaRequest&) {
+    return absl::NotFoundError("no lease in this arena");
+  };
+  door_->Start(std::move(door_handlers));
   listener_->Start([this](int fd, uid_t uid) {
     peers_.Connected(fd, uid);
     grpc::AddInsecureChannelFromFd(main_server_.get(), fd);
@@ -272,10 +288,12 @@ void Node::Impl::Drain() {
   }
   main_server_.reset();
   admin_server_.reset();
+  if (door_ != nullptr) door_->Stop();
   encode_pool_.reset();
   io_pool_.reset();
   http_.reset();
   StopStore();
+  door_.reset();
   listener_.reset();
 }
 

@@ -7,15 +7,15 @@
 namespace kvmill {
 
 absl::StatusOr<TieredStore::NamespaceInfo> ServiceContext::Resolve(
-    const v1::NamespaceRef& ref) const {
+    const Caller& caller, const v1::NamespaceRef& ref) const {
   switch (ref.ref_case()) {
     case v1::NamespaceRef::kFingerprint: {
       KVMILL_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                               FingerprintFromBytes(ref.fingerprint()));
-      return store.FindNamespace(kDefaultTenant, fingerprint);
+      return store.FindNamespace(caller.tenant, fingerprint);
     }
     case v1::NamespaceRef::kName:
-      return store.FindNamespace(kDefaultTenant, ref.name());
+      return store.FindNamespace(caller.tenant, ref.name());
     case v1::NamespaceRef::REF_NOT_SET:
       break;
   }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvmill/v1/common.pb.h"
+#include "service/callers.h"
 #include "service/worker_pool.h"
 #include "storage/core/clock.h"
 #include "storage/tiered_store.h"
@@ -26,9 +27,6 @@ inline constexpr std::uint32_t kOpenBlocksMax = 4096;  // Of one Store stream.
 // Results that the caller of a Store has not read: then the daemon stops reading too.
 inline constexpr std::size_t kStoreRepliesMax = 4096;
 
-// Every identity is this tenant until identities arrive with the local door and mTLS.
-inline constexpr const char* kDefaultTenant = "default";
-
 // What the service itself counts: what happens on the wire. Relaxed: each value alone is true.
 struct ServiceCounters {
   std::atomic<std::uint64_t> inline_bytes_in{0};   // Bulk bytes of Store.
@@ -44,6 +42,7 @@ struct ServiceContext {
   WorkerPool& encode_pool;
   WorkerPool& io_pool;  // For what may wait for a disk.
   const Clock& clock;
+  const Callers& callers;
   std::string boot_id{};  // 16 random bytes.
   std::string boot_id_hex{};
   std::string device{};
@@ -53,8 +52,10 @@ struct ServiceContext {
   ServiceCounters counters{};
   std::atomic<bool> draining{false};
 
-  // NOT_FOUND for an unknown namespace, INVALID_ARGUMENT for a malformed reference.
-  absl::StatusOr<TieredStore::NamespaceInfo> Resolve(const v1::NamespaceRef& ref) const;
+  // A namespace of the caller's tenant. NOT_FOUND for an unknown one, INVALID_ARGUMENT for a
+  // malformed reference.
+  absl::StatusOr<TieredStore::NamespaceInfo> Resolve(const Caller& caller,
+                                                     const v1::NamespaceRef& ref) const;
   // UNAVAILABLE while draining.
   absl::Status CheckAcceptsStores() const;
 };

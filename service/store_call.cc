@@ -20,7 +20,7 @@ std::uint64_t LayerBytes(const TileFormat& format, const v1::StoreChunk& head) {
 
 }  // namespace
 
-StoreCall* StoreCall::Start(ServiceContext& context) {
+StoreCall* StoreCall::Start(ServiceContext& context, const absl::StatusOr<Caller>& caller) {
   auto call = std::make_shared<StoreCall>(context);
   call->self_ = call;
   const std::uint32_t streams =
@@ -29,9 +29,12 @@ StoreCall* StoreCall::Start(ServiceContext& context) {
   if (streams > kStoreStreamsMax) {
     call->Fail(absl::ResourceExhaustedError(
         absl::StrCat(streams, " Store streams at once: at most ", kStoreStreamsMax)));
+  } else if (!caller.ok()) {
+    call->Fail(caller.status());
   } else if (absl::Status accepts = context.CheckAcceptsStores(); !accepts.ok()) {
     call->Fail(accepts);
   } else {
+    call->caller_ = *caller;
     call->StartRead(&call->message_);
   }
   return call.get();
@@ -77,7 +80,7 @@ absl::Status StoreCall::HandleBegin() {
   if (!FromByteBuffer(message_, &request) || !request.has_begin()) {
     return absl::InvalidArgumentError("the first message of a Store must be `begin`");
   }
-  KVMILL_ASSIGN_OR_RETURN(namespace_, context_.Resolve(request.begin().namespace_()));
+  KVMILL_ASSIGN_OR_RETURN(namespace_, context_.Resolve(caller_, request.begin().namespace_()));
   wait_durable_ = request.begin().wait() == v1::WAIT_DURABLE;
   if (wait_durable_ && context_.data_dir.empty()) {
     return absl::FailedPreconditionError(

@@ -34,7 +34,7 @@ class StoreCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::B
                         public std::enable_shared_from_this<StoreCall> {
  public:
   // The reactor for gRPC; it owns itself.
-  static StoreCall* Start(ServiceContext& context);
+  static StoreCall* Start(ServiceContext& context, const absl::StatusOr<Caller>& caller);
   explicit StoreCall(ServiceContext& context) : context_(context) {}
 
   void OnReadDone(bool ok) override;
@@ -88,6 +88,8 @@ class StoreCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::B
 
   ServiceContext& context_;
   std::shared_ptr<StoreCall> self_;  // Until OnDone.
+
+  Caller caller_;  // Constant after Start.
 
   // Set by the first message, before any task; constant afterwards.
   bool begun_ = false;

@@ -54,7 +54,8 @@ absl::Status MakeDirectory(const std::string& socket_path) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Create(const std::string& path) {
+absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Create(const std::string& path,
+                                                                   Type type) {
   KVMILL_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   KVMILL_RETURN_IF_ERROR(MakeDirectory(path));
   std::unique_ptr<UnixListener> listener(new UnixListener());
@@ -75,7 +76,8 @@ absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Create(const std::st
     }
     if (unlink(path.c_str()) != 0) return SystemError("unlink", path, errno);
   }
-  listener->listen_fd_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int socket_type = type == Type::kStream ? SOCK_STREAM : SOCK_SEQPACKET;
+  listener->listen_fd_ = socket(AF_UNIX, socket_type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (listener->listen_fd_ < 0) return SystemError("socket", path, errno);
   if (bind(listener->listen_fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) !=
       0) {

@@ -1,4 +1,4 @@
-// The daemon's unix socket: accepts connections, remembers who they are, hands them on.
+// A unix socket of the daemon: accepts connections, remembers who they are, hands them on.
 #ifndef KVMILL_SERVICE_UNIX_LISTENER_H_
 #define KVMILL_SERVICE_UNIX_LISTENER_H_
 
@@ -18,11 +18,14 @@ class UnixListener {
   // Called for every connection, on the listener's thread. The callee owns `fd`.
   using Accepted = std::function<void(int fd, uid_t uid)>;
 
+  enum class Type { kStream, kPackets };  // SOCK_STREAM, SOCK_SEQPACKET.
+
   // Binds and listens; connections wait until Start(). The directory is created with mode 0750 when
   // missing, the socket gets 0660. A socket that nobody listens on any more is replaced.
   // FAILED_PRECONDITION: another daemon listens there, or the path is no socket; other codes name
   // the call that failed.
-  static absl::StatusOr<std::unique_ptr<UnixListener>> Create(const std::string& path);
+  static absl::StatusOr<std::unique_ptr<UnixListener>> Create(const std::string& path,
+                                                              Type type = Type::kStream);
   // Stops, and removes the socket if it is still ours.
   ~UnixListener();
 
@@ -30,6 +33,9 @@ class UnixListener {
   void Start(Accepted accepted);
   // No further connections. Idempotent; not from `accepted`.
   void Stop();
+
+  // For whoever accepts by itself instead of Start: the socket, which does not block.
+  int fd() const { return listen_fd_; }
 
  private:
   UnixListener() = default;

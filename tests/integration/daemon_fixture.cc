@@ -1,9 +1,13 @@
 #include "tests/integration/daemon_fixture.h"
 
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <future>
 #include <random>
 #include <tuple>
 
@@ -97,6 +101,35 @@ absl::Status PageCollector::OnPage(const PageId& id, const PageView& page) {
     bytes.append(reinterpret_cast<const char*>(contents.data()), contents.size());
   }
   return absl::OkStatus();
+}
+
+LocalPass::LocalPass(const std::string& socket) : door_(DoorPath(socket), [](std::uint64_t) {}) {
+  std::promise<void> entered;
+  door_.Enter(std::chrono::system_clock::now() + std::chrono::seconds(30),
+              [&](const absl::StatusOr<std::shared_ptr<const DoorPass>>& pass) {
+                status_ = pass.status();
+                if (pass.ok()) token_hex_ = (*pass)->token_hex;
+                entered.set_value();
+              });
+  entered.get_future().wait();
+}
+
+void LocalPass::AddTo(grpc::ClientContext* call) const {
+  call->AddMetadata(kDoorTokenMetadata, token_hex_);
+}
+
+void DaemonTest::LetOthersIn() {
+  chmod(directory_.path().c_str(), 0755);
+  chmod((directory_ / "run").c_str(), 0755);
+  chmod(socket().c_str(), 0666);
+  chmod(DoorPath(socket()).c_str(), 0666);
+}
+
+std::unique_ptr<DaemonProcess> DaemonTest::Probe(const std::vector<std::string>& arguments,
+                                                 uid_t uid) {
+  std::vector<std::string> all = {absl::StrCat("unix:", socket())};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  return std::make_unique<DaemonProcess>(ProbeBinary(), all, uid);
 }
 
 NamespaceSpec DaemonTest::SmallSpec() {

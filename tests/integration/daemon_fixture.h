@@ -2,6 +2,7 @@
 #ifndef KVMILL_TESTS_INTEGRATION_DAEMON_FIXTURE_H_
 #define KVMILL_TESTS_INTEGRATION_DAEMON_FIXTURE_H_
 
+#include <grpcpp/client_context.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "client/client.h"
+#include "client/door_client.h"
 #include "client/kv_sink.h"
 #include "tests/integration/daemon_process.h"
 
@@ -54,6 +56,20 @@ class PageCollector : public FetchSink {
   std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::string> pages;
 };
 
+// Makes the process a local client of the daemon as long as it lives, below the client library.
+class LocalPass {
+ public:
+  explicit LocalPass(const std::string& socket);
+  const std::string& token_hex() const { return token_hex_; }  // Empty when not let in.
+  const absl::Status& status() const { return status_; }
+  void AddTo(grpc::ClientContext* call) const;
+
+ private:
+  DoorClient door_;
+  std::string token_hex_;
+  absl::Status status_;
+};
+
 class DaemonTest : public ::testing::Test {
  protected:
   // 2 layers of full attention, 2 heads, D 64, blocks of 64 tokens, k4v2.
@@ -67,6 +83,10 @@ class DaemonTest : public ::testing::Test {
   std::unique_ptr<Client> Connect(const std::string& address,
                                   absl::Duration timeout = absl::Seconds(60)) const;
   std::string socket() const { return directory_ / "run/kvmill.sock"; }
+  // Socket and door for every user. After Start.
+  void LetOthersIn();
+  // client_probe.cc in a process of its own, as `uid` (only root can be another one).
+  std::unique_ptr<DaemonProcess> Probe(const std::vector<std::string>& arguments, uid_t uid);
 
   ClientNamespace Open(const std::string& name, const NamespaceSpec& spec);
   StoreResult Put(const ClientNamespace& ns, const std::string& name, Sequence& sequence,

@@ -40,7 +40,8 @@ TemporaryDirectory::~TemporaryDirectory() {
   if (!path_.empty()) std::filesystem::remove_all(path_, error);
 }
 
-DaemonProcess::DaemonProcess(const std::string& binary, const std::vector<std::string>& arguments) {
+DaemonProcess::DaemonProcess(const std::string& binary, const std::vector<std::string>& arguments,
+                             uid_t uid) {
   int output[2];
   if (pipe2(output, O_CLOEXEC) != 0) return;
   const std::string error_path = directory_ / "stderr";
@@ -57,7 +58,12 @@ DaemonProcess::DaemonProcess(const std::string& binary, const std::vector<std::s
     const int error_fd = open(error_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     dup2(output[1], STDOUT_FILENO);
     dup2(error_fd, STDERR_FILENO);
-    execv(binary.c_str(), argv.data());
+    const int binary_fd = open(binary.c_str(), O_RDONLY | O_CLOEXEC);
+    if (uid != 0) {
+      if (setgid(uid) != 0 || setuid(uid) != 0) _exit(126);
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // Forgotten by the change of user.
+    }
+    fexecve(binary_fd, argv.data(), environ);
     _exit(127);
   }
   close(output[1]);
@@ -100,7 +106,24 @@ nlohmann::json DaemonProcess::WaitReady(std::chrono::seconds timeout) {
 }
 
 void DaemonProcess::Signal(int signal) const {
-  if (pid_ > 0 && !reaped_) kill(pid_, signal);
+  if (pid_ <= 0 || reaped_) return;
+  kill(pid_, signal);
+  if (signal != SIGSTOP) return;
+  // A thread that runs on another core stops a little later.
+  const std::string tasks = "/proc/" + std::to_string(pid_) + "/task";
+  const auto all_stopped = [&tasks] {
+    std::error_code error;
+    for (const auto& task : std::filesystem::directory_iterator(tasks, error)) {
+      std::ifstream file(task.path() / "stat");
+      std::stringstream text;
+      text << file.rdbuf();
+      const std::size_t name_end = text.str().rfind(')');
+      if (name_end != std::string::npos && text.str().substr(name_end, 3) != ") T") return false;
+    }
+    return true;
+  };
+  const auto deadline = steady_clock::now() + std::chrono::seconds(10);
+  while (!all_stopped() && steady_clock::now() < deadline) usleep(100);
 }
 
 Exit DaemonProcess::WaitExit(std::chrono::seconds timeout) {
@@ -129,6 +152,19 @@ std::string DaemonProcess::standard_error() const {
   text << file.rdbuf();
   return text.str();
 }
+
+std::string DaemonProcess::ReadLine(std::chrono::seconds timeout) {
+  const auto deadline = steady_clock::now() + timeout;
+  std::size_t end = 0;
+  while ((end = output_.find('\n', lines_end_)) == std::string::npos) {
+    if (!ReadOutput(deadline)) return "";
+  }
+  const std::string line = output_.substr(lines_end_, end - lines_end_);
+  lines_end_ = end + 1;
+  return line;
+}
+
+std::string ProbeBinary() { return std::string(KVMILL_BIN_DIR) + "/../tests/client_probe"; }
 
 std::string DaemonBinary() { return std::string(KVMILL_BIN_DIR) + "/kvmilld"; }
 

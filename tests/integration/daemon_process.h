@@ -37,20 +37,24 @@ struct Exit {
 // Not thread-safe. The destructor kills what still runs.
 class DaemonProcess {
  public:
-  // Starts `binary` with `arguments`; does not wait for it. Standard error goes to a file.
-  DaemonProcess(const std::string& binary, const std::vector<std::string>& arguments);
+  // Starts `binary` with `arguments`; does not wait for it. Standard error goes to a file. With
+  // `uid` as another user, who needs to read neither the binary nor the folders above.
+  DaemonProcess(const std::string& binary, const std::vector<std::string>& arguments,
+                uid_t uid = 0);
   ~DaemonProcess();
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
   // The ready line; null when the daemon ended, or printed something else, or time ran out.
   nlohmann::json WaitReady(std::chrono::seconds timeout = std::chrono::seconds(60));
-  void Signal(int signal) const;
+  void Signal(int signal) const;  // SIGSTOP: returns when every thread has stopped.
   Exit WaitExit(std::chrono::seconds timeout = std::chrono::seconds(60));
 
   pid_t pid() const { return pid_; }
   std::string standard_error() const;                      // So far.
   std::string standard_output() const { return output_; }  // Read so far.
+  // The next line of standard output, without its end; empty when there is none in time.
+  std::string ReadLine(std::chrono::seconds timeout = std::chrono::seconds(60));
 
  private:
   bool ReadOutput(std::chrono::steady_clock::time_point deadline);  // False at its end.
@@ -60,10 +64,13 @@ class DaemonProcess {
   bool reaped_ = false;
   int output_fd_ = -1;
   std::string output_;
+  std::size_t lines_end_ = 0;  // Of output_, what ReadLine has given.
 };
 
 // The kvmilld of this build.
 std::string DaemonBinary();
+// The client_probe of this build: a client in a process of its own.
+std::string ProbeBinary();
 
 }  // namespace kvmill::testing
 

@@ -86,6 +86,7 @@ TEST_F(ProcessTest, TheReadyLineSaysWhereTheDaemonListens) {
   EXPECT_EQ(ready_["data_dir"], directory_ / "data");
   EXPECT_EQ(Mode(directory_ / "run"), 0750u);
   EXPECT_EQ(Mode(socket()), 0660u);
+  EXPECT_EQ(Mode(socket() + ".door"), 0660u);
   EXPECT_EQ(Mode(directory_ / "data"), 0700u);
 }
 
@@ -98,6 +99,7 @@ TEST_F(ProcessTest, SigtermDrainsAndExitsZero) {
   const Exit exit = daemon_->WaitExit();
   EXPECT_EQ(exit.code, 0) << daemon_->standard_error();
   EXPECT_FALSE(std::filesystem::exists(socket()));
+  EXPECT_FALSE(std::filesystem::exists(socket() + ".door"));
   // What was sealed, though nobody waited for it to be durable, is there again.
   StartDurable();
   const auto hits = client_->Lookup(Open("n", SmallSpec()), KeysOf("s", 4), false);
@@ -111,7 +113,9 @@ TEST_F(ProcessTest, ASecondSigtermExitsAtOnce) {
   // A Store that is never finished keeps the drain waiting.
   grpc::GenericStub stub(
       grpc::CreateChannel(absl::StrCat("unix:", socket()), grpc::InsecureChannelCredentials()));
+  const LocalPass pass(socket());
   grpc::ClientContext context;
+  pass.AddTo(&context);
   grpc::CompletionQueue queue;
   auto stream = stub.PrepareCall(&context, "/kvmill.v1.Cache/Store", &queue);
   void* tag = nullptr;
@@ -244,26 +248,10 @@ TEST_F(ProcessTest, EveryListenerServesWhatItShould) {
 TEST_F(ProcessTest, AnotherUserMayNotAdministerOnTheSocket) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to act as another user";
   Start();
-  chmod(directory_.path().c_str(), 0755);
-  chmod((directory_ / "run").c_str(), 0755);
-  chmod(socket().c_str(), 0666);
-  const std::string probe = std::string(KVMILL_BIN_DIR) + "/../tests/admin_probe";
-  const std::string address = absl::StrCat("unix:", socket());
-  const auto run_as = [&](uid_t uid) {
-    const pid_t child = fork();
-    if (child == 0) {
-      if (uid != 0 && (setgid(uid) != 0 || setuid(uid) != 0)) _exit(101);
-      execl(probe.c_str(), probe.c_str(), address.c_str(), nullptr);
-      _exit(102);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  };
-  const int code = run_as(65534);
-  if (code == 102) GTEST_SKIP() << "the build folder is not readable to another user";
-  EXPECT_EQ(code, static_cast<int>(absl::StatusCode::kPermissionDenied));
-  EXPECT_EQ(run_as(0), 0);
+  LetOthersIn();
+  const auto status_for = [&](uid_t uid) { return Probe({"status"}, uid)->WaitExit().code; };
+  EXPECT_EQ(status_for(65534), static_cast<int>(absl::StatusCode::kPermissionDenied));
+  EXPECT_EQ(status_for(0), 0);
 }
 
 TEST_F(ProcessTest, HealthAndReflectionAnswer) {

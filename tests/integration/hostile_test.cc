@@ -33,7 +33,8 @@ double SecondsSince(steady_clock::time_point start) {
 // A Store call without a deadline, below the client library.
 class RawStore {
  public:
-  RawStore(const std::string& socket, const std::string& namespace_name) {
+  RawStore(const std::string& socket, const std::string& namespace_name) : pass_(socket) {
+    pass_.AddTo(&context_);
     grpc::ChannelArguments arguments;
     arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -51,6 +52,7 @@ class RawStore {
   void Cancel() { context_.TryCancel(); }
 
  private:
+  const LocalPass pass_;
   std::unique_ptr<v1::Cache::Stub> stub_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::StoreRequest, v1::StoreReply>> stream_;

@@ -1,0 +1,48 @@
+#include "service/callers.h"
+
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "client/door_protocol.h"
+
+namespace kvmill {
+
+std::string TenantOf(uid_t uid, uid_t own_uid) {
+  if (uid == own_uid || uid == 0) return kDefaultTenant;
+  return absl::StrCat("uid-", uid);
+}
+
+absl::StatusOr<Caller> Callers::Identify(const grpc::ServerContextBase& call) const {
+  absl::string_view token;
+  const auto it = call.client_metadata().find(kDoorTokenMetadata);
+  if (it != call.client_metadata().end()) {
+    token = absl::string_view(it->second.data(), it->second.size());
+  }
+  return Identify(call.peer(), token);
+}
+
+absl::StatusOr<Caller> Callers::Identify(absl::string_view peer,
+                                         absl::string_view token_hex) const {
+  const std::optional<uid_t> uid = peers_.UidOf(peer);
+  if (!uid.has_value()) return Caller{kDefaultTenant, 0};
+  if (token_hex.empty()) {
+    return absl::UnauthenticatedError(
+        absl::StrCat("a call on the daemon's socket needs the token of its local door: connect to "
+                     "the socket with .door behind its path and send the token as metadata ",
+                     kDoorTokenMetadata, " (kvmill's client library does)"));
+  }
+  const std::optional<LocalDoor::Guest> guest = door_.FindToken(token_hex);
+  if (!guest.has_value()) {
+    return absl::UnauthenticatedError(
+        "the token is not one of this daemon's local door: the connection to the door ended, or "
+        "the daemon was restarted; connect to the door again");
+  }
+  if (guest->uid != *uid) {
+    return absl::PermissionDeniedError(absl::StrCat("the token of the local door belongs to uid ",
+                                                    guest->uid, ", the call comes from uid ",
+                                                    *uid));
+  }
+  return Caller{TenantOf(guest->uid, own_uid_), guest->client};
+}
+
+}  // namespace kvmill

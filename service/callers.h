@@ -1,0 +1,50 @@
+// Who makes a gRPC call on the main server: through the local door, or over TCP.
+#ifndef KVMILL_SERVICE_CALLERS_H_
+#define KVMILL_SERVICE_CALLERS_H_
+
+#include <grpcpp/server_context.h>
+#include <sys/types.h>
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "service/local_door.h"
+#include "service/local_peers.h"
+
+namespace kvmill {
+
+// The tenant of the daemon's own uid and root, and for now of everybody who comes over TCP.
+inline constexpr const char* kDefaultTenant = "default";
+
+// Of a local client: kDefaultTenant, or "uid-N".
+std::string TenantOf(uid_t uid, uid_t own_uid);
+
+struct Caller {
+  std::string tenant;
+  DoorClientId door_client = 0;  // 0: not local.
+  // Runs the daemon, or is trusted with all of it: sees totals over all tenants.
+  bool sees_all() const { return tenant == kDefaultTenant; }
+};
+
+// Thread-safe.
+class Callers {
+ public:
+  Callers(const LocalPeers& peers, const LocalDoor& door, uid_t own_uid)
+      : peers_(peers), door_(door), own_uid_(own_uid) {}
+
+  // UNAUTHENTICATED: a call on the socket without the token of the door, or with one that this
+  // daemon does not know (any more). PERMISSION_DENIED: with the token of another user.
+  absl::StatusOr<Caller> Identify(const grpc::ServerContextBase& call) const;
+  // The same with what a call carries: its peer as gRPC names it, and its token ("" without).
+  absl::StatusOr<Caller> Identify(absl::string_view peer, absl::string_view token_hex) const;
+
+ private:
+  const LocalPeers& peers_;
+  const LocalDoor& door_;
+  const uid_t own_uid_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_CALLERS_H_
