@@ -130,11 +130,14 @@ const Family kFamilies[] = {
     {"fetched_blocks_total", MetricType::Counter,
      "Blocks fetched, by path, tier they were found in, and result; a miss has no tier.",
      [](const Source& s, MetricFamily* out) {
-       ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
-         Add(out, s.stats.fetched_blocks[i],
-             {{"path", "inline"}, {"tier", tier}, {"result", "hit"}});
-       });
-       Add(out, s.stats.fetch_misses, {{"path", "inline"}, {"tier", "none"}, {"result", "miss"}});
+       for (std::size_t p = 0; p < kFetchPathCount; ++p) {
+         const char* path = FetchPathName(static_cast<FetchPath>(p));
+         ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
+           Add(out, s.stats.fetched_blocks[p][i],
+               {{"path", path}, {"tier", tier}, {"result", "hit"}});
+         });
+         Add(out, s.stats.fetch_misses[p], {{"path", path}, {"tier", "none"}, {"result", "miss"}});
+       }
      }},
     {"bytes_total", MetricType::Counter, "Bulk bytes of blocks, by direction, path and transport.",
      [](const Source& s, MetricFamily* out) {

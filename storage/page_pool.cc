@@ -68,6 +68,7 @@ class PagePool::Impl {
   std::uint64_t Generation(SlotRef slot) const;
   Location Locate(SlotRef slot) const;
   int ArenaFd(std::uint32_t arena) const;
+  std::uint64_t arena_bytes() const { return std::uint64_t{extents_per_arena_} * kExtentBytes; }
   Stats stats() const;
 
  private:
@@ -138,6 +139,8 @@ class PagePool::Impl {
   // Whether the arena's descriptor was handed out. Set by a caller that holds one of its slots,
   // read when it has none: never at once.
   const std::unique_ptr<std::atomic<bool>[]> shared_;
+  // Changed by Renew, while no slot of the arena is acquired; read by owners of one.
+  const std::unique_ptr<std::atomic<std::uint64_t>[]> epochs_;
   // See Extent for what is read without the lock.
   std::vector<Extent> extents_;
   // One bit a slot. Changed under mu_; the owner of a slot reads its own bit without.
@@ -161,6 +164,7 @@ PagePool::Impl::Impl(std::unique_ptr<ArenaMemory> memory, std::uint32_t arena_co
       capacity_bytes_(std::uint64_t{arena_count} * (extents_per_arena - 1) * kExtentBytes),
       memory_(std::move(memory)),
       shared_(std::make_unique<std::atomic<bool>[]>(arena_count)),
+      epochs_(std::make_unique<std::atomic<std::uint64_t>[]>(arena_count)),
       extents_(extent_count_),
       used_bits_(std::make_unique<std::atomic<std::uint64_t>[]>(std::size_t{extent_count_} *
                                                                 kBitWordsPerExtent)),
@@ -314,6 +318,7 @@ absl::Status PagePool::Impl::Renew(std::uint32_t arena) {
     if (status.ok()) {
       InitGenerations(arena);
       shared_[arena].store(false, std::memory_order_relaxed);
+      epochs_[arena].fetch_add(1, std::memory_order_relaxed);
     }
   } else {
     // Nobody else has mapped it: faster, cannot fail, and the generations just go on.
@@ -433,6 +438,7 @@ PagePool::Location PagePool::Impl::Locate(SlotRef slot) const {
   KVMILL_CHECK(IsUsed(slot));
   Location location;
   location.arena = slot.extent / extents_per_arena_;
+  location.arena_epoch = epochs_[location.arena].load(std::memory_order_relaxed);
   location.offset_bytes = (slot.extent % extents_per_arena_) * kExtentBytes +
                           slot.index * extents_[slot.extent].stride_bytes;
   location.generation_offset_bytes = GenerationOffset(slot);
@@ -482,6 +488,7 @@ absl::Span<std::byte> PagePool::Bytes(SlotRef slot) const { return impl_->Bytes(
 std::uint64_t PagePool::Generation(SlotRef slot) const { return impl_->Generation(slot); }
 PagePool::Location PagePool::Locate(SlotRef slot) const { return impl_->Locate(slot); }
 int PagePool::ArenaFd(std::uint32_t arena) const { return impl_->ArenaFd(arena); }
+std::uint64_t PagePool::arena_bytes() const { return impl_->arena_bytes(); }
 PagePool::Stats PagePool::stats() const { return impl_->stats(); }
 
 }  // namespace kvmill

@@ -94,6 +94,7 @@ class PagePool {
   // generation word at `generation_offset_bytes`.
   struct Location {
     std::uint32_t arena = 0;
+    std::uint64_t arena_epoch = 0;  // Another one when the arena got fresh memory.
     std::uint64_t offset_bytes = 0;
     std::uint64_t generation_offset_bytes = 0;
   };
@@ -102,6 +103,7 @@ class PagePool {
   // valid while the caller holds a slot in the arena. (From then on the arena counts as handed
   // out.)
   int ArenaFd(std::uint32_t arena) const;
+  std::uint64_t arena_bytes() const;  // Of every arena.
 
   Stats stats() const;
 

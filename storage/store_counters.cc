@@ -29,8 +29,10 @@ void StoreCounters::Fill(StoreStats* stats) const {
   stats->existing_blocks = existing_blocks.value();
   stats->rejected_blocks = rejected_blocks.value();
   stats->raw_blocks = raw_blocks.value();
-  Copy(fetched_blocks, &stats->fetched_blocks);
-  stats->fetch_misses = fetch_misses.value();
+  for (std::size_t path = 0; path < kFetchPathCount; ++path) {
+    Copy(fetched_blocks[path], &stats->fetched_blocks[path]);
+  }
+  Copy(fetch_misses, &stats->fetch_misses);
   Copy(raw_bytes_ingested, &stats->raw_bytes_ingested);
   Copy(encoded_bytes_stored, &stats->encoded_bytes_stored);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {

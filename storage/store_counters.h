@@ -40,8 +40,8 @@ struct StoreCounters {
   Counter lookup_blocks, lookup_tokens;
   std::array<Counter, kTierCount> hit_blocks, hit_tokens;
   Counter stored_blocks, existing_blocks, rejected_blocks, raw_blocks;
-  std::array<Counter, kTierCount> fetched_blocks;
-  Counter fetch_misses;
+  std::array<std::array<Counter, kTierCount>, kFetchPathCount> fetched_blocks;
+  std::array<Counter, kFetchPathCount> fetch_misses;
   std::array<Counter, kFormatNameCount> raw_bytes_ingested, encoded_bytes_stored;
   std::array<std::array<Counter, kEvictReasonCount>, kTierCount> evicted_blocks;
   std::array<Counter, kTierCount> checksum_failures;
@@ -56,6 +56,9 @@ struct StoreCounters {
 
   Counter& evicted(Tier tier, EvictReason reason) {
     return evicted_blocks[static_cast<std::size_t>(tier)][static_cast<std::size_t>(reason)];
+  }
+  Counter& fetched(FetchPath path, Tier tier) {
+    return fetched_blocks[static_cast<std::size_t>(path)][static_cast<std::size_t>(tier)];
   }
   void ObserveStage(Stage stage, double seconds) {
     stage_seconds[static_cast<std::size_t>(stage)].Observe(seconds);

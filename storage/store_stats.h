@@ -20,6 +20,14 @@ constexpr const char* EvictReasonName(EvictReason reason) {
   return kNames[static_cast<std::size_t>(reason)];
 }
 
+// How a fetched block gets to its reader.
+enum class FetchPath : std::uint8_t { kInline = 0, kMap = 1 };
+inline constexpr std::size_t kFetchPathCount = 2;
+constexpr const char* FetchPathName(FetchPath path) {
+  constexpr const char* kNames[kFetchPathCount] = {"inline", "map"};
+  return kNames[static_cast<std::size_t>(path)];
+}
+
 // Where the time of an operation goes.
 enum class Stage : std::uint8_t {
   kStoreEncode = 0,
@@ -62,8 +70,9 @@ struct StoreStats {
   std::array<std::uint64_t, kTierCount> hit_blocks{}, hit_tokens{};
   std::uint64_t stored_blocks = 0, existing_blocks = 0, rejected_blocks = 0;
   std::uint64_t raw_blocks = 0;  // Of the stored: with at least one raw head.
-  std::array<std::uint64_t, kTierCount> fetched_blocks{};  // By the tier they were found in.
-  std::uint64_t fetch_misses = 0;
+  // By path and the tier they were found in.
+  std::array<std::array<std::uint64_t, kTierCount>, kFetchPathCount> fetched_blocks{};
+  std::array<std::uint64_t, kFetchPathCount> fetch_misses{};
   std::array<std::uint64_t, kFormatNameCount> raw_bytes_ingested{}, encoded_bytes_stored{};
   std::array<std::array<std::uint64_t, kEvictReasonCount>, kTierCount> evicted_blocks{};
   std::array<std::uint64_t, kTierCount> checksum_failures{};

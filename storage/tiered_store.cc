@@ -289,7 +289,7 @@ absl::StatusOr<std::uint64_t> TieredStore::Flush() {
   return flushed;
 }
 
-absl::StatusOr<BlockRef> TieredStore::Fetch(const BlockId& id) {
+absl::StatusOr<BlockRef> TieredStore::Fetch(const BlockId& id, FetchPath path) {
   const OpenedNamespace* space = impl_->namespaces_.Find(id.namespace_id);
   if (space == nullptr || id.group >= space->spec.groups.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -302,7 +302,7 @@ absl::StatusOr<BlockRef> TieredStore::Fetch(const BlockId& id) {
   for (int attempt = 0; attempt < 8; ++attempt) {
     if (impl_->TryReference(this, id, &ref)) {
       ref.tier_ = tier;
-      impl_->counters_.fetched_blocks[Index(tier)].Add();
+      impl_->counters_.fetched(path, tier).Add();
       return ref;
     }
     bool on_disk = false;
@@ -313,7 +313,7 @@ absl::StatusOr<BlockRef> TieredStore::Fetch(const BlockId& id) {
     KVMILL_RETURN_IF_ERROR(loaded);
     tier = Tier::kDisk;
   }
-  impl_->counters_.fetch_misses.Add();
+  impl_->counters_.fetch_misses[static_cast<std::size_t>(path)].Add();
   return absl::NotFoundError("miss");
 }
 

@@ -133,8 +133,33 @@ class TieredStore {
   LookupResult Lookup(NamespaceId namespace_id, absl::Span<const BlockKey> keys, bool find_tail);
 
   // NOT_FOUND: a miss, also when the copy on disk was damaged (counted, dropped).
-  // RESOURCE_EXHAUSTED: no host room to load it into.
-  absl::StatusOr<BlockRef> Fetch(const BlockId& id);
+  // RESOURCE_EXHAUSTED: no host room to load it into. `path` is what it is counted under.
+  absl::StatusOr<BlockRef> Fetch(const BlockId& id, FetchPath path = FetchPath::kInline);
+  // The same for a block that is in memory now. Not valid, and nothing counted, when it is not;
+  // never blocks.
+  BlockRef FetchFromMemory(const BlockId& id, FetchPath path);
+  // The blocks were used, as if fetched; the number of those that are in memory. Never blocks.
+  std::uint64_t Touch(absl::Span<const BlockId> ids);
+
+  // Where a page of a block lies, for readers in other processes that map the arena.
+  struct PageLocation {
+    Tier tier = Tier::kHost;
+    std::uint32_t arena = 0;        // Number within the tier.
+    std::uint64_t arena_epoch = 0;  // Another one when the arena got other memory.
+    std::uint64_t offset_bytes = 0;
+    std::uint32_t page_bytes = 0;
+    std::uint64_t generation = 0;               // Of the page's slot, as long as `block` is held.
+    std::uint64_t generation_offset_bytes = 0;  // Of the word that holds it.
+  };
+  // Appends one for each page of a valid `block`, in the order of its pages().
+  void Locate(const BlockRef& block, std::vector<PageLocation>* pages) const;
+  // The memory of an arena that Locate named: can only be mapped to read. The descriptor is
+  // borrowed, good while the reference is held.
+  struct Arena {
+    int fd = -1;
+    std::uint64_t bytes = 0;
+  };
+  Arena ArenaOf(const PageLocation& page) const;
 
   // --- Removal ---
   // Hides the blocks now (all layer groups of each key); pinned pages are freed when unpinned. The

@@ -335,6 +335,7 @@ TEST_F(PagePoolTest, ArenaThatChangesItsTenantIsFreshMemory) {
 
   const std::vector<SlotRef> slots = Acquire(kExtentBytes, 3, 2);
   EXPECT_NE(ArenaInode(0), inode);
+  EXPECT_NE(pool_->Locate(slots[0]).arena_epoch, where.arena_epoch);
   for (SlotRef slot : slots) {
     const auto bytes = pool_->Bytes(slot);
     EXPECT_TRUE(

@@ -1,5 +1,7 @@
 #include "storage/tiered_store.h"
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <chrono>
 #include <limits>
@@ -366,6 +368,56 @@ TEST_F(TieredStoreTest, WindowGroupNeedsOnlyItsLastBlocks) {
   EXPECT_EQ(store_->Lookup(space_, keys, false).hit_blocks, 6u);
 }
 
+// What a reader in another process is told, read as it reads it.
+TEST_F(TieredStoreTest, LocateNamesThePagesAndTheirGenerationsInTheArena) {
+  Open(false);
+  ASSERT_TRUE(Put(1).ok());
+  EXPECT_FALSE(store_->FetchFromMemory(Id(2), FetchPath::kMap).valid());
+  BlockRef block = store_->FetchFromMemory(Id(1), FetchPath::kMap);
+  ASSERT_TRUE(block.valid());
+  EXPECT_EQ(store_->stats().fetched_blocks[1][1], 1u);
+  EXPECT_EQ(store_->stats().fetched_blocks[0][1], 0u);
+  std::vector<TieredStore::PageLocation> pages;
+  store_->Locate(block, &pages);
+  ASSERT_EQ(pages.size(), kLayers);
+  const TieredStore::Arena arena = store_->ArenaOf(pages[0]);
+  EXPECT_EQ(arena.bytes, options_.arena_bytes);
+  const auto* mapped =
+      static_cast<const std::byte*>(mmap(nullptr, arena.bytes, PROT_READ, MAP_SHARED, arena.fd, 0));
+  ASSERT_NE(mapped, MAP_FAILED);
+  const auto generation = [&](const TieredStore::PageLocation& page) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, mapped + page.generation_offset_bytes, sizeof(word));
+    return word;
+  };
+  for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+    const TieredStore::PageLocation& page = pages[layer];
+    EXPECT_EQ(page.tier, Tier::kHost);
+    EXPECT_EQ(page.page_bytes, block.pages()[layer].size());
+    EXPECT_EQ(std::memcmp(mapped + page.offset_bytes, block.pages()[layer].data(), page.page_bytes),
+              0);
+    EXPECT_EQ(page.generation % 2, 0u);
+    EXPECT_EQ(generation(page), page.generation);
+  }
+  EXPECT_EQ(*store_->Remove(space_, {Key(1)}), 1u);
+  EXPECT_EQ(generation(pages[0]), pages[0].generation) << "held, though hidden";
+  block = BlockRef();
+  EXPECT_NE(generation(pages[0]), pages[0].generation);
+  EXPECT_EQ(generation(pages[0]) % 2, 1u);
+  munmap(const_cast<std::byte*>(mapped), arena.bytes);
+}
+
+TEST_F(TieredStoreTest, ATouchedBlockStaysLongerAndAMissingOneIsNotCounted) {
+  options_.eviction_policy = "lru";
+  Open(false);
+  ASSERT_TRUE(Put(1).ok());
+  ASSERT_TRUE(Put(2).ok());
+  EXPECT_EQ(store_->Touch({Id(1), Id(3)}), 1u);
+  EXPECT_EQ(*store_->Evict(Tier::kHost, 1), 1u);
+  EXPECT_TRUE(GetIs(1));
+  EXPECT_FALSE(store_->Fetch(Id(2)).ok());
+}
+
 TEST_F(TieredStoreTest, StatsCountEachEventOnce) {
   Open(false);
   ASSERT_TRUE(Put(1).ok());
@@ -385,8 +437,8 @@ TEST_F(TieredStoreTest, StatsCountEachEventOnce) {
   EXPECT_EQ(stats.lookup_blocks, 5u);
   EXPECT_EQ(stats.hit_blocks[1], 3u);
   EXPECT_EQ(stats.hit_tokens[1], 3u * kTokens);
-  EXPECT_EQ(stats.fetched_blocks[1], 1u);
-  EXPECT_EQ(stats.fetch_misses, 1u);
+  EXPECT_EQ(stats.fetched_blocks[0][1], 1u);
+  EXPECT_EQ(stats.fetch_misses[0], 1u);
   EXPECT_EQ(stats.pages, 2u * kLayers);
   EXPECT_EQ(stats.references, 0u);
   const std::size_t format = 1;  // k4v2_g64
