@@ -9,6 +9,8 @@
 #include "absl/status/statusor.h"
 #include "storage/device/device.h"
 
+struct CUstream_st;  // What a cudaStream_t points to.
+
 namespace kvmill {
 
 // 0 without a driver, and in builds without CUDA.
@@ -16,6 +18,10 @@ int CudaDeviceCount();
 
 // UNAVAILABLE saying what is missing.
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index);
+
+// What the stream is for CUDA, to enqueue what DeviceStream has no word for. Null for a stream of
+// another kind of device.
+CUstream_st* NativeCudaStream(DeviceStream& stream);
 
 }  // namespace kvmill
 

@@ -13,4 +13,6 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index) {
                    "where nvcc is installed, or use --device host"));
 }
 
+CUstream_st* NativeCudaStream(DeviceStream&) { return nullptr; }
+
 }  // namespace kvmill

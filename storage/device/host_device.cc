@@ -1,4 +1,3 @@
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "kernels/simd.h"
 #include "storage/core/check.h"
 #include "storage/core/status_macros.h"
@@ -19,15 +17,6 @@
 
 namespace kvmill {
 namespace {
-
-// Whether every page of it is mapped. Asking for asynchronous write-back changes nothing.
-bool IsMapped(absl::Span<const std::byte> memory) {
-  const auto page_bytes = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
-  const std::uintptr_t first_page = begin / page_bytes * page_bytes;
-  return msync(reinterpret_cast<void*>(first_page), begin - first_page + memory.size(), MS_ASYNC) ==
-         0;
-}
 
 std::uint64_t MachineBytes() {
   return static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) *
@@ -68,11 +57,7 @@ class HostDevice : public Device {
 
   // Nothing to do for the machine; but what was not pinned is found, see known_memory.h.
   absl::Status Pin(absl::Span<std::byte> memory) override {
-    if (memory.empty() || !IsMapped(memory)) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("host: cannot pin %d bytes at %p: nothing is mapped there", memory.size(),
-                          memory.data()));
-    }
+    KVMILL_RETURN_IF_ERROR(CheckMapped(info_.name, memory));
     return state_.known.Add(memory.data(), memory.size(), MemoryUse::kPinned);
   }
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "storage/core/check.h"
 #include "storage/core/memory_limit.h"
 #include "storage/core/status_macros.h"
@@ -35,6 +36,22 @@ absl::StatusOr<std::size_t> RoundUpDeviceMemory(std::size_t bytes) {
     return absl::InvalidArgumentError(absl::StrCat("device memory of ", bytes, " bytes"));
   }
   return (bytes + kDeviceMemoryStep - 1) / kDeviceMemoryStep * kDeviceMemoryStep;
+}
+
+// Asking for asynchronous write-back changes nothing.
+bool IsMapped(absl::Span<const std::byte> memory) {
+  const auto page_bytes = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::uintptr_t first_page = begin / page_bytes * page_bytes;
+  return msync(reinterpret_cast<void*>(first_page), begin - first_page + memory.size(), MS_ASYNC) ==
+         0;
+}
+
+absl::Status CheckMapped(absl::string_view device, absl::Span<const std::byte> memory) {
+  if (!memory.empty() && IsMapped(memory)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: cannot pin %d bytes at %p: nothing is mapped there", device,
+                      memory.size(), memory.data()));
 }
 
 absl::StatusOr<std::unique_ptr<HostMemory>> HostMemory::Allocate(std::size_t bytes,

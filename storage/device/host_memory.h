@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "storage/device/device.h"
 #include "storage/device/known_memory.h"
 
@@ -19,6 +21,11 @@ inline constexpr std::size_t kDeviceMemoryStep = std::size_t{2} << 20;
 
 // INVALID_ARGUMENT for none, and for more than there are addresses.
 absl::StatusOr<std::size_t> RoundUpDeviceMemory(std::size_t bytes);
+
+// Whether every page of it is mapped.
+bool IsMapped(absl::Span<const std::byte> memory);
+// INVALID_ARGUMENT when it is not, for Device::Pin.
+absl::Status CheckMapped(absl::string_view device, absl::Span<const std::byte> memory);
 
 class HostMemory : public DeviceMemory {
  public:

@@ -1,0 +1,126 @@
+#include "storage/device/cuda_device.h"
+
+#include <cuda_runtime_api.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "storage/core/check.h"
+#include "storage/core/status_macros.h"
+#include "storage/device/cuda_context.h"
+#include "storage/device/cuda_memory.h"
+#include "storage/device/cuda_stream.h"
+#include "storage/device/host_memory.h"
+
+namespace kvmill {
+namespace {
+
+// Of the attention kernel, by its registers and shared memory (docs/perf.md).
+constexpr std::uint32_t kAttentionBlocksPerMultiprocessor = 2;
+
+std::string MemoryLockLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "unlimited";
+  return absl::StrCat(limit.rlim_cur, " bytes");
+}
+
+class CudaDevice : public Device {
+ public:
+  static absl::StatusOr<std::unique_ptr<Device>> Open(int index) {
+    KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<CudaContext> context, CudaContext::Open(index));
+    cudaDeviceProp properties{};
+    const absl::Status described =
+        context->Check("properties", cudaGetDeviceProperties(&properties, index));
+    if (!described.ok()) return absl::UnavailableError(described.message());
+    DeviceInfo info;
+    info.kind = DeviceKind::kCuda;
+    info.name = context->name();
+    info.description = absl::StrCat(properties.name, ", sm_", properties.major, properties.minor);
+    info.memory_bytes = properties.totalGlobalMem;
+    info.host_accessible = false;
+    info.attention_workers =
+        kAttentionBlocksPerMultiprocessor *
+        static_cast<std::uint32_t>(std::max(1, properties.multiProcessorCount));
+    return std::unique_ptr<Device>(new CudaDevice(std::move(context), std::move(info)));
+  }
+
+  const DeviceInfo& info() const override { return info_; }
+
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(std::size_t bytes,
+                                                         absl::string_view name) override {
+    return CudaMemory::Allocate(context_.get(), bytes, name);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> Import(int fd, std::size_t bytes) override {
+    return CudaMemory::Import(context_.get(), fd, bytes);
+  }
+
+  absl::Status Pin(absl::Span<std::byte> memory) override {
+    KVMILL_RETURN_IF_ERROR(context_->error());
+    KVMILL_RETURN_IF_ERROR(CheckMapped(context_->name(), memory));
+    // First of all, so that it is refused if it is pinned or the device's.
+    KnownMemory& known = context_->known();
+    KVMILL_RETURN_IF_ERROR(known.Add(memory.data(), memory.size(), MemoryUse::kPinned));
+    const CudaContext::Use use(*context_);
+    const absl::Status status = context_->Check(
+        "pin", cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable));
+    if (status.ok()) return status;
+    known.Remove(memory.data(), memory.size(), MemoryUse::kPinned);
+    if (!absl::IsResourceExhausted(status)) return status;
+    return absl::ResourceExhaustedError(
+        absl::StrCat(status.message(), "; ", memory.size(),
+                     " bytes, the limit of locked memory (ulimit -l) is ", MemoryLockLimit()));
+  }
+
+  void Unpin(absl::Span<std::byte> memory) override {
+    KVMILL_CHECK(IsMapped(memory));  // Pinned memory went before it was unpinned.
+    KVMILL_CHECK(context_->known().Remove(memory.data(), memory.size(), MemoryUse::kPinned));
+    const CudaContext::Use use(*context_);
+    // What can fail here is a broken context, which ends with the process.
+    context_->Check("unpin", cudaHostUnregister(memory.data())).IgnoreError();
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {
+    return CudaStream::Create(context_.get());
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override {
+    return CudaDeviceEvent::Create(context_.get());
+  }
+
+  std::size_t AttendWorkspaceBytes(const AttentionShape& shape, std::size_t sequence_count,
+                                   std::size_t, std::uint32_t worker_count) const override {
+    return AttentionCudaWorkspaceBytes(shape.format, sequence_count, worker_count);
+  }
+
+ private:
+  CudaDevice(std::unique_ptr<CudaContext> context, DeviceInfo info)
+      : context_(std::move(context)), info_(std::move(info)) {}
+
+  const std::unique_ptr<CudaContext> context_;
+  const DeviceInfo info_;
+};
+
+}  // namespace
+
+int CudaDeviceCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index) {
+  return CudaDevice::Open(index);
+}
+
+CUstream_st* NativeCudaStream(DeviceStream& stream) {
+  auto* own = dynamic_cast<CudaStream*>(&stream);
+  return own == nullptr ? nullptr : own->get();
+}
+
+}  // namespace kvmill
