@@ -1,6 +1,8 @@
-// Asks for memory before it is needed. Blocks lie anywhere, so the hardware's own prefetching
-// starts anew with each one; a cache line asked for now and then while the block before is worked
-// on hides that.
+// Asks for memory before it is needed, a few cache lines at a time.
+//
+// Blocks lie anywhere, so the hardware's own prefetching starts anew with each one, and it stops
+// where a kernel computes on what it has. A core has few requests under way at a time: memory keeps
+// up only if they are made in equal steps of time, whatever the kernel does at that time.
 #ifndef KVMILL_KERNELS_CPU_AHEAD_H_
 #define KVMILL_KERNELS_CPU_AHEAD_H_
 
@@ -10,31 +12,61 @@ namespace kvmill {
 
 class Ahead {
  public:
+  static constexpr std::size_t kLineBytes = 64;
+
   Ahead() = default;  // Nothing.
   Ahead(const std::byte* first, std::ptrdiff_t stride_bytes, std::size_t row_bytes,
-        std::size_t row_count)
-      : row_(first), stride_bytes_(stride_bytes), row_bytes_(row_bytes), left_(row_count) {}
+        std::size_t row_count) {
+    Add(first, stride_bytes, row_bytes, row_count);
+  }
+
+  // After what there is. Three times at most; none of 0 rows or bytes.
+  void Add(const std::byte* first, std::ptrdiff_t stride_bytes, std::size_t row_bytes,
+           std::size_t row_count) {
+    parts_[end_++] = {first, stride_bytes, row_bytes, row_count};
+    if (end_ == 1) Begin();
+  }
 
   // Asks for `count` more cache lines, if there are as many.
-  void Take(std::size_t count) {
-    constexpr std::size_t kLineBytes = 64;
-    for (; count != 0 && left_ != 0; --count) {
-      __builtin_prefetch(row_ + offset_, 0, 2);
-      offset_ += kLineBytes;
-      if (offset_ >= row_bytes_) {
-        offset_ = 0;
-        row_ += stride_bytes_;
-        --left_;
-      }
+  inline __attribute__((always_inline)) void Take(std::size_t count) {
+    const std::byte* at = at_;
+    for (; count != 0 && at != nullptr; --count) {
+      __builtin_prefetch(at, 0, 2);
+      at += kLineBytes;
+      if (at >= row_end_) at = NextRow();
     }
+    at_ = at;
   }
 
  private:
-  const std::byte* row_ = nullptr;
-  std::ptrdiff_t stride_bytes_ = 0;
-  std::size_t row_bytes_ = 0;
-  std::size_t offset_ = 0;
-  std::size_t left_ = 0;
+  struct Part {
+    const std::byte* row;
+    std::ptrdiff_t stride_bytes;
+    std::size_t row_bytes;
+    std::size_t left;
+  };
+
+  void Begin() {
+    at_ = parts_[part_].row;
+    row_end_ = at_ + parts_[part_].row_bytes;
+  }
+
+  const std::byte* NextRow() {
+    Part& part = parts_[part_];
+    if (--part.left != 0) {
+      part.row += part.stride_bytes;
+    } else if (++part_ == end_) {
+      return nullptr;
+    }
+    Begin();
+    return at_;
+  }
+
+  Part parts_[3];
+  std::size_t part_ = 0;
+  std::size_t end_ = 0;
+  const std::byte* at_ = nullptr;
+  const std::byte* row_end_ = nullptr;
 };
 
 }  // namespace kvmill

@@ -79,13 +79,14 @@ class UnitKernel {
     for (std::uint64_t b = begin; b < end; ++b) {
       LookAt(b);
       if (b >= s.block_count) {
+        ahead_ = Ahead();
         AttendTail(b);
       } else {
         const AttentionBlock& block = s.blocks[b * shape_.kv_heads + unit_.kv_head];
         const AttentionBlock* next = b + 1 < end && b + 1 < s.block_count
                                          ? &s.blocks[(b + 1) * shape_.kv_heads + unit_.kv_head]
                                          : nullptr;
-        next_ = next == nullptr ? Ahead() : BeginOf(*next);
+        LookAhead(block, next);
         next_record_ = next != nullptr && next->kind == BlockKind::kTile ? next->data : block.data;
         if (block.kind == BlockKind::kTile) {
           AttendTile(block.data);
@@ -120,10 +121,34 @@ class UnitKernel {
   }
 
  private:
-  // What to ask for while the block before is worked on: a whole record, or the first rows of K.
-  Ahead BeginOf(const AttentionBlock& block) const {
-    if (block.kind == BlockKind::kTile) return Ahead(block.data, 0, layout_.bytes, 1);
-    return Ahead(block.data, shape_.raw.token_stride_bytes, 2 * dim_, ConvertedTokens(dim_));
+  // Of raw rows this much is asked for before their block begins, the rest while it is worked on.
+  // Of a tile everything is asked for before.
+  static constexpr std::size_t kRawBytesAhead = 8192;
+  bool RawByMethod() const { return method_ != nullptr && method_->attend_raw != nullptr; }
+
+  // What to ask for while `block` is worked on.
+  void LookAhead(const AttentionBlock& block, const AttentionBlock* next) {
+    ahead_ = Ahead();
+    const std::size_t row_bytes = 2 * dim_;
+    const std::size_t rows_ahead = kRawBytesAhead / row_bytes;
+    const RawLayout& raw = shape_.raw;
+    if (block.kind == BlockKind::kRaw && RawByMethod()) {
+      if (tokens_ > rows_ahead) {
+        const auto rows = static_cast<std::ptrdiff_t>(rows_ahead);
+        ahead_.Add(block.data + rows * raw.token_stride_bytes, raw.token_stride_bytes, row_bytes,
+                   tokens_ - rows_ahead);
+      }
+      if (tokens_ != 0) {
+        ahead_.Add(block.data + raw.value_offset_bytes, raw.token_stride_bytes, row_bytes, tokens_);
+      }
+    }
+    if (next == nullptr) return;
+    if (next->kind == BlockKind::kTile) {
+      ahead_.Add(next->data, 0, layout_.bytes, 1);
+    } else {
+      ahead_.Add(next->data, raw.token_stride_bytes, row_bytes,
+                 RawByMethod() ? rows_ahead : ConvertedTokens(dim_));
+    }
   }
 
   void LoadQuery(const AttentionArgs& args, std::size_t offset, float* to) const {
@@ -213,20 +238,20 @@ class UnitKernel {
     // The next record in as many parts as there are stops here.
     const std::size_t lines = layout_.bytes / 64 / (3 * rows_) + 1;
     for (std::size_t r = 0; r < rows_; ++r) {
-      next_.Take(lines);
+      ahead_.Take(lines);
       ws_.bias[r] =
           FoldRow(ws_.query_of_tiles + r * dim_, k_scale, k_zero, dim_, ws_.folded + r * dim_);
     }
     Multiply(layout_.k_codes, record, f.key_bits, dim_, group_);
     for (std::size_t r = 0; r < rows_; ++r) {
-      next_.Take(lines);
+      ahead_.Take(lines);
       Weigh(r, ws_.bias[r], k_token);
       ws_.bias[r] =
           FoldRow(ws_.product + r * group_, v_scale, v_zero, group_, ws_.folded + r * group_);
     }
     Multiply(layout_.v_codes, record, f.value_bits, group_, dim_);
     for (std::size_t r = 0; r < rows_; ++r) {
-      next_.Take(lines);
+      ahead_.Take(lines);
       AddRow(ws_.product + r * dim_, ws_.bias[r], v_channel, dim_, ws_.softmax.correction[r],
              ws_.from_tiles + r * dim_);
       ScaleRaw(r);
@@ -247,7 +272,35 @@ class UnitKernel {
     }
   }
 
+  void AttendRawByMethod(const RawHalf& k, const RawHalf& v) {
+    if (!has_raw_) method_->prepare_raw(ws_.query_of_raw, rows_, dim_, ws_.raw_query);
+    RawStep step;
+    step.k = k;
+    step.v = v;
+    step.token_count = tokens_;
+    step.dim = dim_;
+    step.row_count = rows_;
+    step.query = ws_.raw_query;
+    step.from_raw = ws_.from_raw;
+    step.softmax = ws_.softmax;
+    step.rule = &rule_;
+    step.spans = spans_;
+    step.ahead = &ahead_;
+    step.scratch = ws_.scratch;
+    method_->attend_raw(step);
+    for (std::size_t r = 0; r < rows_; ++r) {
+      if (ws_.softmax.correction[r] == 1) continue;
+      ScaleRow(dim_, ws_.softmax.correction[r], ws_.from_tiles + r * dim_);
+    }
+  }
+
   void AttendRaw(const RawHalf& k, const RawHalf& v) {
+    if (tokens_ == 0) return;
+    if (RawByMethod()) {
+      AttendRawByMethod(k, v);
+      has_raw_ = true;
+      return;
+    }
     has_raw_ = true;
     ScoreRaw(k, tokens_, group_, ws_.query_of_raw, rows_, dim_, ws_.converted, ws_.product,
              Ahead(v.first, v.stride_bytes, 2 * dim_, ConvertedTokens(dim_)));
@@ -258,7 +311,7 @@ class UnitKernel {
       ScaleRow(dim_, ws_.softmax.correction[r], ws_.from_raw + r * dim_);
       ScaleRow(dim_, ws_.softmax.correction[r], ws_.from_tiles + r * dim_);
     }
-    AddRaw(v, tokens_, group_, ws_.product, rows_, dim_, ws_.converted, ws_.from_raw, next_);
+    AddRaw(v, tokens_, group_, ws_.product, rows_, dim_, ws_.converted, ws_.from_raw, ahead_);
   }
 
   void ScaleRaw(std::size_t r) {
@@ -305,7 +358,7 @@ class UnitKernel {
   bool has_raw_ = false;
   bool in_plane_order_ = false;  // from_tiles, see tile_method.h.
   std::size_t tokens_ = 0;       // Of the block: one past the last that any row sees.
-  Ahead next_;
+  Ahead ahead_;
   const std::byte* next_record_ = nullptr;  // The record in hand if no tile comes next.
   TokenRange seen_[kUnitRowsMax];
   TokenSpan spans_[kUnitRowsMax];

@@ -248,6 +248,7 @@ std::size_t LayOut(const TileFormat& format, std::byte* base, UnitWorkspace* wor
   w.converted = reinterpret_cast<float*>(take(kConvertedBytes));
   w.gathered = take(RawBytes(format, format.group));
   w.scratch = take(kTileScratchBytes);
+  w.raw_query = take(kRawQueryBytes);
   if (workspace != nullptr) *workspace = w;
   return bytes;
 }

@@ -18,13 +18,6 @@ HWY_BEFORE_NAMESPACE();
 namespace kvmill {
 namespace HWY_NAMESPACE {
 
-// One half of one raw block: rows of 16-bit values.
-struct RawHalf {
-  const std::byte* first;
-  std::ptrdiff_t stride_bytes;
-  DType dtype;
-};
-
 // What comes after a piece: the next piece of the same half, or `next` behind the last.
 HWY_INLINE Ahead AheadOf(const RawHalf& half, std::size_t first, std::size_t token_count,
                          std::size_t dim, const Ahead& next) {

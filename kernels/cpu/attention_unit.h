@@ -32,11 +32,12 @@ struct UnitWorkspace {
   float* folded;          // [rows][axis]: operand of a product.
   float* product;         // [rows][axis]: its result.
   SoftmaxState softmax;
-  float* bias;          // [rows]: the part of a product that the codes do not change.
-  float* scales;        // [6][axis]: S, Z, T of K and V.
-  float* converted;     // 16 KiB: raw rows in fp32.
-  std::byte* gathered;  // K and V of `group` tokens of the tail, made adjacent.
-  std::byte* scratch;   // kTileScratchBytes.
+  float* bias;           // [rows]: the part of a product that the codes do not change.
+  float* scales;         // [6][axis]: S, Z, T of K and V.
+  float* converted;      // 16 KiB: raw rows in fp32.
+  std::byte* gathered;   // K and V of `group` tokens of the tail, made adjacent.
+  std::byte* scratch;    // kTileScratchBytes.
+  std::byte* raw_query;  // kRawQueryBytes.
 };
 
 inline constexpr std::size_t kConvertedBytes = 16384;

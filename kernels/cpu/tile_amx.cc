@@ -9,6 +9,7 @@
 
 #include <atomic>
 
+#include "kernels/cpu/raw_amx.h"
 #include "kernels/cpu/tile_avx512.h"
 
 #define KVMILL_TARGET __attribute__((target(KVMILL_AVX512 ",amx-tile,amx-int8")))
@@ -135,7 +136,7 @@ KVMILL_TARGET void Close() { _tile_release(); }
 
 bool IsSupported() {
 #if defined(__linux__)
-  if (!HasAvx512ForTiles()) return false;
+  if (!HasAvx512ForTiles() || !RawAmxIsSupported()) return false;
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
@@ -155,7 +156,8 @@ bool IsSupported() {
 
 }  // namespace
 
-const TileMethod kTileAmx = {"AMX", IsSupported, Open, Close, nullptr, Attend};
+const TileMethod kTileAmx = {"AMX",   IsSupported, Open,          Close,
+                             nullptr, Attend,      PrepareRawAmx, AttendRawAmx};
 
 }  // namespace kvmill
 #endif  // __x86_64__

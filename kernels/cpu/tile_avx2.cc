@@ -203,7 +203,8 @@ void Nothing() {}
 
 }  // namespace
 
-const TileMethod kTileAvx2 = {"AVX2", IsSupported, Nothing, Nothing, Multiply, nullptr};
+const TileMethod kTileAvx2 = {"AVX2",   IsSupported, Nothing, Nothing,
+                              Multiply, nullptr,     nullptr, nullptr};
 
 }  // namespace kvmill
 #endif  // __x86_64__

@@ -17,6 +17,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/ahead.h"
+#include "kernels/engine_pages.h"
 #include "kernels/tile_format.h"
 
 namespace kvmill {
@@ -68,6 +70,28 @@ struct TileStep {
   std::byte* scratch;      // kTileScratchBytes.
 };
 
+// One half of a raw block: rows of 16-bit values.
+struct RawHalf {
+  const std::byte* first;
+  std::ptrdiff_t stride_bytes;
+  DType dtype;
+};
+
+// One raw block and the rows of a unit.
+struct RawStep {
+  RawHalf k, v;
+  std::size_t token_count;  // Rows of K and V that may be read; not 0.
+  std::size_t dim;
+  std::size_t row_count;
+  const std::byte* query;  // What prepare_raw made.
+  float* from_raw;         // [rows][dim]: corrected, then added to.
+  SoftmaxState softmax;
+  const LogitRule* rule;
+  const TokenSpan* spans;  // [rows]
+  Ahead* ahead;            // What to ask for meanwhile.
+  std::byte* scratch;      // kTileScratchBytes.
+};
+
 struct TileMethod {
   const char* name;
   bool (*is_supported)();  // By this CPU and operating system. Any thread.
@@ -78,13 +102,22 @@ struct TileMethod {
   void (*multiply)(const CodeMatrix& matrix, const float* rows, std::size_t row_count, float* out,
                    std::byte* scratch);
   void (*attend)(const TileStep& step);
+  // Raw blocks, if the method has its own way with them; else both are null and Highway's is used.
+  // prepare_raw brings [rows][dim] queries into the form of RawStep::query, kRawQueryBytes.
+  void (*prepare_raw)(const float* query, std::size_t row_count, std::size_t dim, std::byte* to);
+  void (*attend_raw)(const RawStep& step);
 };
 
-// Unpacked codes of the largest half (256 x 128), 16 bits each; rows in fixed point; int32 sums of
-// two planes of them; scales.
-inline constexpr std::size_t kTileScratchBytes =
-    std::size_t{2} * kHeadDimMax * kGroupMax + std::size_t{2} * kUnitRowsMax * kHeadDimMax +
-    std::size_t{8} * kUnitRowsMax * kHeadDimMax + std::size_t{6 * 4} * kHeadDimMax;
+// Two planes of bf16 of all rows, a scale per row.
+inline constexpr std::size_t kRawQueryBytes =
+    std::size_t{2} * 2 * kUnitRowsMax * kHeadDimMax + sizeof(float) * kUnitRowsMax;
+
+// For a tile: unpacked codes of the largest half (256 x 128), 16 bits each; rows in fixed point;
+// int32 sums of two planes of them; scales. Raw rows take a little more, see raw_amx.cc.
+inline constexpr std::size_t kTileScratchBytes = std::size_t{160} << 10;
+static_assert(kTileScratchBytes >= std::size_t{2} * kHeadDimMax * kGroupMax +
+                                       std::size_t{10} * kUnitRowsMax * kHeadDimMax +
+                                       std::size_t{6 * 4} * kHeadDimMax);
 
 // Planes: codes of a byte are taken out by masks, which gives vectors of every second or fourth
 // column. In plane order, position i of a row of `bits`-bit codes holds column PlaneColumn(i,

@@ -125,7 +125,8 @@ void Nothing() {}
 
 }  // namespace
 
-const TileMethod kTileVnni = {"VNNI", IsSupported, Nothing, Nothing, nullptr, Attend};
+const TileMethod kTileVnni = {"VNNI",  IsSupported, Nothing, Nothing,
+                              nullptr, Attend,      nullptr, nullptr};
 
 }  // namespace kvmill
 #endif  // __x86_64__

@@ -201,6 +201,52 @@ TEST_P(AttentionTest, OnlyRawBlocks) {
   }
 }
 
+// However small or large all K or all V are: nothing is lost where fp16 has its bits. Only below
+// 2^-14, where fp16 itself has fewer, may there be less.
+TEST_P(AttentionTest, RawRowsOfAnySizeStayAccurate) {
+  const TileFormat format{4, 2, 64, 64};
+  constexpr std::size_t kTokens = 150;
+  constexpr std::size_t kRows = 8;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const float size : {1e-3f, 0.02f, 1.0f, 50.0f, 9000.0f}) {
+      SCOPED_TRACE(testing::Message() << static_cast<int>(dtype) << " " << size);
+      std::mt19937 random(3);
+      std::normal_distribution<float> gauss;
+      std::vector<std::uint16_t> k(kTokens * 64);
+      std::vector<std::uint16_t> v(kTokens * 64);
+      for (std::uint16_t& x : k) x = FromFloat(gauss(random) * size, dtype);
+      for (std::uint16_t& x : v) x = FromFloat(gauss(random) * size, dtype);
+      std::vector<float> query(kRows * 64);
+      for (float& x : query) x = gauss(random) / size;
+      const auto* const k_page = reinterpret_cast<const std::byte*>(k.data());
+      const auto* const v_page = reinterpret_cast<const std::byte*>(v.data());
+      TailHead tail;
+      tail.k.pages = &k_page;
+      tail.k.page_tokens = kTokens;
+      tail.k.token_stride_bytes = 128;
+      tail.k.dtype = dtype;
+      tail.v = tail.k;
+      tail.v.pages = &v_page;
+      AttentionSequence sequence;
+      sequence.tail = &tail;
+      sequence.token_end = kTokens;
+      sequence.query_position = kTokens - 1;
+      AttentionArgs args;
+      args.shape.format = format;
+      args.shape.q_heads = kRows;
+      args.shape.kv_heads = 1;
+      args.shape.scale = 0.125f;
+      args.shape.raw = PackedRawLayout(format, dtype, format.group);
+      args.sequences = {&sequence, 1};
+      args.query = query.data();
+      AttentionResult want;
+      AttentionResult got;
+      RunBoth(args, kRows * 64, kRows, &want, &got);
+      ExpectClose(got, want);
+    }
+  }
+}
+
 TEST_P(AttentionTest, QueriesOfAChunkAreCausal) {
   ProblemSpec spec;
   spec.format = {2, 2, 64, 64};
