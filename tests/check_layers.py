@@ -13,7 +13,7 @@ import sys
 
 import lint
 
-SOURCE_SUFFIXES = (".h", ".cc", ".cu", ".cuh")
+SOURCE_SUFFIXES = (".h", ".c", ".cc", ".cu", ".cuh")
 ROOT_FOLDERS = {"deploy", "service", "client", "storage", "kernels", "proto", "tests", "docs", "cmake"}
 IGNORED_FOLDERS = {"build", "__pycache__"}
 
@@ -56,6 +56,7 @@ LAYERS = {
     "storage": (("storage/core", "storage/device", "kernels"), ("absl", "rocksdb", "isal")),
     "client/transport": (("storage/core", "storage/device", "kernels"), ("absl", "ucx", "openssl")),
     "client": (("proto", "storage/core", "kernels", "client/transport"), ("absl", "grpc", "protobuf")),
+    "client/c_api": (("client", "storage/core", "kernels"), ("absl", "protobuf")),
     "client/cli": (("client", "storage", "kernels"), ("absl", "cli11", "json")),
     "client/eval": (("client", "storage", "kernels"), ("absl", "cli11", "json")),
     "service": (("client", "storage", "kernels", "proto"),
@@ -181,7 +182,7 @@ def self_test():
         "kernels/encode.h": "", "kernels/cpu/encode-inl.h": "", "kernels/cuda/device.h": "",
         "storage/core/clock.h": "", "storage/device/device.h": "", "storage/tiered_store.h": "",
         "storage/eviction/policy.h": "", "client/client.h": "", "client/transport/link.h": "",
-        "client/cli/npy.h": "", "service/node.h": "", "proto/kvmill/v1/cache.proto": "", "tests/support/fake.h": "",
+        "client/cli/npy.h": "", "client/c_api/queue.h": "", "service/node.h": "", "proto/kvmill/v1/cache.proto": "", "tests/support/fake.h": "",
     }
     refused = [
         ("kernels/a.cc", '"storage/core/clock.h"'),
@@ -205,6 +206,8 @@ def self_test():
         ("client/transport/a.cc", '"grpcpp/grpcpp.h"'),
         ("client/a.cc", '"storage/tiered_store.h"'),
         ("client/a.cc", '"client/cli/npy.h"'),
+        ("client/a.cc", '"client/c_api/queue.h"'),
+        ("client/c_api/a.cc", '"kvmill/v1/cache.pb.h"'),
         ("client/a.cc", '"nlohmann/json.hpp"'),
         ("client/a.cc", "<ucp/api/ucp.h>"),
         ("client/cli/a.cc", '"service/node.h"'),
@@ -237,6 +240,7 @@ def self_test():
         ("client/a.cc", '"kvmill/v1/cache.grpc.pb.h"'),
         ("client/a.cc", '"client/transport/link.h"'),
         ("client/cli/a.cc", '"storage/eviction/policy.h"'),
+        ("client/c_api/a.cc", '"client/client.h"'),
         ("client/cli/a.cc", '"client/client.h"'),
         ("client/cli/a.cc", "<CLI/CLI.hpp>"),
         ("service/a.cc", '"client/client.h"'),

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-SOURCE_SUFFIXES = (".h", ".cc", ".cu", ".cuh")
+SOURCE_SUFFIXES = (".h", ".c", ".cc", ".cu", ".cuh")
 TEXT_SUFFIXES = SOURCE_SUFFIXES + (
     ".py", ".sh", ".md", ".txt", ".cmake", ".proto", ".json", ".yaml", ".yml", ".in", ".html", ".supp", ".svg")
 IGNORED_FOLDERS = {"build", "__pycache__", ".git", ".cache", "data"}

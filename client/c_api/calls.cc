@@ -1,0 +1,305 @@
+// Clients and their operations.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/c_api/arguments.h"
+#include "client/c_api/border.h"
+#include "client/c_api/fetch_outputs.h"
+#include "client/c_api/queue.h"
+#include "client/client.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill::c_api {
+namespace {
+
+constexpr std::uint64_t kTimeoutMsMax = std::uint64_t{1000} * 3600 * 24 * 365;
+
+absl::StatusOr<absl::Duration> TimeoutOf(std::uint64_t timeout_ms) {
+  if (timeout_ms > kTimeoutMsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("timeout_ms ", timeout_ms, ", at most ", kTimeoutMsMax));
+  }
+  return absl::Milliseconds(timeout_ms);
+}
+
+// An operation to be. Dropped before Start() it leaves nothing behind.
+class Operation {
+ public:
+  // Checks what all operations have in common.
+  static absl::StatusOr<Operation> Prepare(kvmill_operation kind, kvmill_client* client,
+                                           const kvmill_call_options* call, kvmill_queue* queue,
+                                           std::uint64_t tag) {
+    if (client == nullptr) return Null("client");
+    if (queue == nullptr) return Null("queue");
+    KVMILL_RETURN_IF_ERROR(CheckProcess(client->pid));
+    KVMILL_RETURN_IF_ERROR(CheckProcess(queue->queue->pid()));
+    kvmill_call_options options;
+    KVMILL_RETURN_IF_ERROR(ReadOptions("call", call, &options));
+    Operation operation;
+    KVMILL_ASSIGN_OR_RETURN(operation.call_.timeout, TimeoutOf(options.timeout_ms));
+    operation.result_ = std::make_unique<kvmill_result>();
+    operation.result_->operation = kind;
+    operation.result_->tag = tag;
+    operation.result_->queue = queue->queue;
+    return operation;
+  }
+
+  kvmill_result& result() { return *result_; }
+
+  // The arguments live until the operation ends.
+  template <typename T>
+  T* Keep(std::unique_ptr<T> inputs) {
+    T* const kept = inputs.get();
+    result_->inputs = std::move(inputs);
+    return kept;
+  }
+
+  // Calls `start(options, done)`. From here on there is exactly one event. What could throw in the
+  // client from here on (no memory) ends the process, as it does in gRPC.
+  template <typename T, typename StartFn>
+  absl::Status Start(StartFn start) noexcept {
+    kvmill_result* const result = result_.release();
+    result->queue->Begin();
+    start(call_, [result](absl::StatusOr<T> value) {
+      if (value.ok()) {
+        result->value = *std::move(value);
+      } else {
+        result->status = value.status();
+      }
+      result->inputs.reset();
+      const std::shared_ptr<Queue> queue = std::move(result->queue);
+      queue->Finish(result);  // It may be gone now.
+    });
+    return absl::OkStatus();
+  }
+
+ private:
+  CallOptions call_;
+  std::unique_ptr<kvmill_result> result_;
+};
+
+absl::Status CheckNamespace(const kvmill_namespace* ns) {
+  return ns == nullptr ? Null("ns") : absl::OkStatus();
+}
+
+struct KeyInputs final : Inputs {
+  std::vector<BlockKey> keys;
+};
+
+struct FetchInputs final : Inputs {
+  std::vector<BlockKey> keys;
+  std::unique_ptr<FetchOutputs> outputs;
+};
+
+}  // namespace
+}  // namespace kvmill::c_api
+
+using namespace kvmill;         // NOLINT(google-build-using-namespace): the functions are C's.
+using namespace kvmill::c_api;  // NOLINT(google-build-using-namespace)
+
+extern "C" {
+
+const char* kvmill_version(void) { return KVMILL_VERSION; }
+
+kvmill_code kvmill_client_create(const kvmill_client_options* options, kvmill_client** client) {
+  return Guard([&]() -> absl::Status {
+    if (client == nullptr) return Null("client");
+    *client = nullptr;
+    kvmill_client_options from;
+    constexpr std::size_t kLeast = offsetof(kvmill_client_options, address) + sizeof(from.address);
+    KVMILL_RETURN_IF_ERROR(ReadStruct("options", options, kLeast, &from));
+    if (from.address == nullptr) return Null("options.address");
+    Client::Options to;
+    to.address = from.address;
+    if (from.timeout_ms != 0) {
+      KVMILL_ASSIGN_OR_RETURN(to.timeout, TimeoutOf(from.timeout_ms));
+    }
+    auto made = std::make_unique<kvmill_client>();
+    KVMILL_ASSIGN_OR_RETURN(made->client, Client::Create(to));
+    made->pid = getpid();
+    *client = made.release();
+    return absl::OkStatus();
+  });
+}
+
+kvmill_code kvmill_client_destroy(kvmill_client* client) {
+  return Guard([&]() -> absl::Status {
+    delete client;
+    return absl::OkStatus();
+  });
+}
+
+kvmill_code kvmill_client_boot_id(const kvmill_client* client, char* out, size_t out_bytes) {
+  return Guard([&]() -> absl::Status {
+    if (client == nullptr) return Null("client");
+    if (out == nullptr) return Null("out");
+    KVMILL_RETURN_IF_ERROR(CheckProcess(client->pid));
+    const std::string boot_id = client->client->boot_id();
+    if (out_bytes < boot_id.size() + 1) {
+      return absl::OutOfRangeError(
+          absl::StrCat("out_bytes ", out_bytes, ", want ", boot_id.size() + 1));
+    }
+    std::memcpy(out, boot_id.c_str(), boot_id.size() + 1);
+    return absl::OkStatus();
+  });
+}
+
+kvmill_code kvmill_open_namespace(kvmill_client* client, const char* name,
+                                  const kvmill_namespace_spec* spec,
+                                  const kvmill_call_options* call, kvmill_queue* queue,
+                                  uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    if (name == nullptr) return Null("name");
+    KVMILL_ASSIGN_OR_RETURN(const NamespaceSpec to, SpecOf(spec));
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_OPEN_NAMESPACE, client, call, queue, tag));
+    return operation.Start<ClientNamespace>([&](const CallOptions& options, auto done) {
+      client->client->OpenNamespaceAsync(name, to, options, std::move(done));
+    });
+  });
+}
+
+kvmill_code kvmill_find_namespace(kvmill_client* client, const char* name,
+                                  const kvmill_call_options* call, kvmill_queue* queue,
+                                  uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    if (name == nullptr) return Null("name");
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_FIND_NAMESPACE, client, call, queue, tag));
+    return operation.Start<ClientNamespace>([&](const CallOptions& options, auto done) {
+      client->client->FindNamespaceAsync(name, options, std::move(done));
+    });
+  });
+}
+
+kvmill_code kvmill_tail_key(kvmill_key parent, uint32_t token_count, uint8_t out[32]) {
+  return Guard([&]() -> absl::Status {
+    if (out == nullptr) return Null("out");
+    KVMILL_ASSIGN_OR_RETURN(const BlockKey key, KeyOf("parent", parent));
+    const BlockKey tail = TailKey(key, token_count);
+    std::memcpy(out, tail.data(), 32);
+    return absl::OkStatus();
+  });
+}
+
+kvmill_code kvmill_lookup(kvmill_client* client, const kvmill_namespace* ns, const kvmill_key* keys,
+                          size_t key_count, int find_tail, const kvmill_call_options* call,
+                          kvmill_queue* queue, uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(CheckNamespace(ns));
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_LOOKUP, client, call, queue, tag));
+    KeyInputs* const inputs = operation.Keep(std::make_unique<KeyInputs>());
+    KVMILL_ASSIGN_OR_RETURN(inputs->keys, KeysOf(keys, key_count));
+    return operation.Start<LookupResult>([&](const CallOptions& options, auto done) {
+      client->client->LookupAsync(ns->data->ns, inputs->keys, find_tail != 0, options,
+                                  std::move(done));
+    });
+  });
+}
+
+kvmill_code kvmill_store(kvmill_client* client, const kvmill_namespace* ns,
+                         const kvmill_store_block* blocks, size_t block_count,
+                         const kvmill_store_options* options, const kvmill_call_options* call,
+                         kvmill_queue* queue, uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(CheckNamespace(ns));
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_STORE, client, call, queue, tag));
+    kvmill_store_options from;
+    KVMILL_RETURN_IF_ERROR(ReadOptions("options", options, &from));
+    StoreOptions to;
+    to.wait_durable = from.wait_durable != 0;
+    to.head_begin = from.head_begin;
+    to.head_count = from.head_count;
+    KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<StoreInputs> made,
+                            StoreInputsOf(*ns->data, blocks, block_count, from));
+    StoreInputs* const inputs = operation.Keep(std::move(made));
+    return operation.Start<StoreResult>([&](const CallOptions& call_options, auto done) {
+      client->client->StoreAsync(ns->data->ns, inputs->blocks, to, call_options, std::move(done));
+    });
+  });
+}
+
+kvmill_code kvmill_fetch(kvmill_client* client, const kvmill_namespace* ns, const kvmill_key* keys,
+                         size_t key_count, const kvmill_fetch_output* outputs, size_t output_count,
+                         const kvmill_fetch_options* options, const kvmill_call_options* call,
+                         kvmill_queue* queue, uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(CheckNamespace(ns));
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_FETCH, client, call, queue, tag));
+    kvmill_fetch_options from;
+    KVMILL_RETURN_IF_ERROR(ReadOptions("options", options, &from));
+    FetchInputs* const inputs = operation.Keep(std::make_unique<FetchInputs>());
+    KVMILL_ASSIGN_OR_RETURN(inputs->keys, KeysOf(keys, key_count));
+    std::vector<kvmill_fetch_output> to;
+    constexpr std::size_t kLeast = offsetof(kvmill_fetch_output, v) + sizeof(kvmill_mutable_kv);
+    const auto add_output = [&to](std::size_t, const kvmill_fetch_output& output) {
+      to.push_back(output);
+      return absl::OkStatus();
+    };
+    KVMILL_RETURN_IF_ERROR(ReadArray("outputs", outputs, output_count, kLeast, add_output));
+    kvmill_result& result = operation.result();
+    result.layer_count = ns->data->layer_count();
+    if (from.form == KVMILL_FORM_PAGES) result.page_bytes.assign(output_count, 0);
+    inputs->outputs =
+        std::make_unique<FetchOutputs>(ns->data, from, std::move(to), &result.page_bytes);
+    KVMILL_RETURN_IF_ERROR(inputs->outputs->Check(key_count));
+    return operation.Start<FetchResult>([&](const CallOptions& call_options, auto done) {
+      client->client->FetchAsync(ns->data->ns, inputs->keys, *inputs->outputs, call_options,
+                                 std::move(done));
+    });
+  });
+}
+
+kvmill_code kvmill_remove(kvmill_client* client, const kvmill_namespace* ns, const kvmill_key* keys,
+                          size_t key_count, const kvmill_call_options* call, kvmill_queue* queue,
+                          uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(CheckNamespace(ns));
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_REMOVE, client, call, queue, tag));
+    KeyInputs* const inputs = operation.Keep(std::make_unique<KeyInputs>());
+    KVMILL_ASSIGN_OR_RETURN(inputs->keys, KeysOf(keys, key_count));
+    return operation.Start<std::uint64_t>([&](const CallOptions& options, auto done) {
+      client->client->RemoveAsync(ns->data->ns, inputs->keys, options, std::move(done));
+    });
+  });
+}
+
+kvmill_code kvmill_clear(kvmill_client* client, const kvmill_namespace* ns,
+                         const kvmill_call_options* call, kvmill_queue* queue, uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(CheckNamespace(ns));
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_CLEAR, client, call, queue, tag));
+    return operation.Start<std::uint64_t>([&](const CallOptions& options, auto done) {
+      client->client->ClearAsync(ns->data->ns, options, std::move(done));
+    });
+  });
+}
+
+kvmill_code kvmill_flush(kvmill_client* client, const kvmill_call_options* call,
+                         kvmill_queue* queue, uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_FLUSH, client, call, queue, tag));
+    return operation.Start<std::uint64_t>([&](const CallOptions& options, auto done) {
+      client->client->FlushAsync(options, std::move(done));
+    });
+  });
+}
+
+kvmill_code kvmill_stat(kvmill_client* client, const kvmill_call_options* call, kvmill_queue* queue,
+                        uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_STAT, client, call, queue, tag));
+    return operation.Start<ServerStat>([&](const CallOptions& options, auto done) {
+      client->client->StatAsync(options, std::move(done));
+    });
+  });
+}
+
+}  // extern "C"
