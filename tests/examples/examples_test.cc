@@ -32,7 +32,9 @@ Ended RunExample(const std::string& name, const std::string& address) {
   return ended;
 }
 
-TEST(ExamplesTest, StoreAndFetchBringsABlockBack) {
+class StoreAndFetchTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(StoreAndFetchTest, BringsABlockBack) {
   const TemporaryDirectory directory;
   const std::string socket = directory / "run/kvmill.sock";
   DaemonProcess daemon(DaemonBinary(), {"--socket", socket, "--host-bytes", "256MiB"});
@@ -41,7 +43,7 @@ TEST(ExamplesTest, StoreAndFetchBringsABlockBack) {
   const std::regex said(
       R"(stored (\d), found (\d), fetched (\d+) tokens; 4-bit keys are off by (\d+\.\d) %\n)");
   for (const std::string stored : {"1", "0"}) {  // The second run finds the block of the first.
-    const Ended ended = RunExample("store_and_fetch", "unix:" + socket);
+    const Ended ended = RunExample(GetParam(), "unix:" + socket);
     EXPECT_EQ(ended.code, 0) << ended.output;
     std::smatch match;
     ASSERT_TRUE(std::regex_match(ended.output, match, said)) << ended.output;
@@ -54,12 +56,16 @@ TEST(ExamplesTest, StoreAndFetchBringsABlockBack) {
   }
 }
 
-TEST(ExamplesTest, WithoutADaemonTheReasonIsSaid) {
+TEST_P(StoreAndFetchTest, WithoutADaemonTheReasonIsSaid) {
   const TemporaryDirectory directory;
-  const Ended ended = RunExample("store_and_fetch", "unix:" + (directory / "none.sock"));
+  const Ended ended = RunExample(GetParam(), "unix:" + (directory / "none.sock"));
   EXPECT_EQ(ended.code, 1);
   EXPECT_THAT(ended.output, HasSubstr("UNAVAILABLE"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Programs, StoreAndFetchTest,
+                         ::testing::Values("store_and_fetch", "store_and_fetch_c"),
+                         [](const auto& test) { return std::string(test.param); });
 
 }  // namespace
 }  // namespace kvmill::testing

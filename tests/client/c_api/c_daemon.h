@@ -1,0 +1,70 @@
+// A daemon and the C ABI's calls in one word each: what the tests of client/kvmill.h stand on.
+#ifndef KVMILL_TESTS_CLIENT_C_API_C_DAEMON_H_
+#define KVMILL_TESTS_CLIENT_C_API_C_DAEMON_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/kvmill.h"
+#include "tests/integration/daemon_process.h"
+
+namespace kvmill::testing {
+
+template <typename T>
+T Init() {
+  T value;
+  KVMILL_INIT(&value);
+  return value;
+}
+
+// What an operation came to.
+struct Outcome {
+  kvmill_event event = {};
+  std::shared_ptr<kvmill_result> result;
+  std::string message() const { return kvmill_result_message(result.get()); }
+};
+
+// K and V of one block of the small namespace, in bf16: [layer][k or v][token, head, channel].
+struct SmallBlock {
+  static constexpr std::uint32_t kLayers = 2, kHeads = 2, kHeadDim = 64, kTokens = 64;
+  explicit SmallBlock(std::uint32_t seed = 0);
+  // ||values - other|| / ||values||.
+  double RelativeError(const SmallBlock& other, std::uint32_t tokens = kTokens) const;
+
+  std::vector<std::vector<std::uint16_t>> values;
+};
+
+class CApiTest : public ::testing::Test {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+
+  // Starts a daemon; SetUp does.
+  void StartDaemon();
+  kvmill_client* Connect(std::uint64_t timeout_ms = 60000) const;
+  std::string address() const { return "unix:" + (directory_ / "run/kvmill.sock"); }
+
+  // The outcome of what was just started, which is the only operation on queue_.
+  Outcome Finish(kvmill_code started);
+  kvmill_namespace* Open(const std::string& name);
+  std::vector<kvmill_store_layer> Inputs(const SmallBlock& block) const;
+  std::vector<kvmill_fetch_output> Outputs(SmallBlock* block) const;
+  kvmill_store_block Block(const std::string& key, const std::vector<kvmill_store_layer>& layers,
+                           std::uint32_t token_count = SmallBlock::kTokens) const;
+  Outcome Put(const kvmill_namespace* ns, const std::string& key, const SmallBlock& block);
+  static kvmill_key Key(const std::string& key) { return {key.data(), key.size()}; }
+  static kvmill_block_result BlockOf(const Outcome& outcome, std::size_t block = 0);
+
+  TemporaryDirectory directory_;
+  std::unique_ptr<DaemonProcess> daemon_;
+  kvmill_client* client_ = nullptr;
+  kvmill_queue* queue_ = nullptr;
+};
+
+}  // namespace kvmill::testing
+
+#endif  // KVMILL_TESTS_CLIENT_C_API_C_DAEMON_H_
