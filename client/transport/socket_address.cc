@@ -1,0 +1,80 @@
+#include "client/transport/socket_address.h"
+
+#include <netdb.h>
+
+#include <array>
+#include <cstring>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace kvmill {
+
+bool SocketAddress::is_wildcard() const {
+  if (is_ipv6()) {
+    const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(&storage);
+    return std::memcmp(&v6->sin6_addr, &in6addr_any, sizeof(in6addr_any)) == 0;
+  }
+  return reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr == htonl(INADDR_ANY);
+}
+
+bool SocketAddress::is_loopback() const {
+  if (is_ipv6()) {
+    const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(&storage);
+    return std::memcmp(&v6->sin6_addr, &in6addr_loopback, sizeof(in6addr_loopback)) == 0;
+  }
+  const auto* const v4 = reinterpret_cast<const sockaddr_in*>(&storage);
+  return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+}
+
+std::uint16_t SocketAddress::port() const {
+  return ntohs(is_ipv6() ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
+                         : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+}
+
+std::string SocketAddress::ToString() const {
+  std::array<char, NI_MAXHOST> host;
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&storage), bytes, host.data(), host.size(),
+                  nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "unknown";
+  }
+  return is_ipv6() ? absl::StrCat("[", host.data(), "]:", port())
+                   : absl::StrCat(host.data(), ":", port());
+}
+
+absl::StatusOr<SocketAddress> ParseSocketAddress(absl::string_view text) {
+  const auto bad = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address \"", text, "\": ", why, "; want a.b.c.d:PORT or [IPV6]:PORT"));
+  };
+  const bool brackets = !text.empty() && text.front() == '[';
+  const std::size_t end = brackets ? text.find(']') : text.find(':');
+  if (end == absl::string_view::npos) return bad(brackets ? "no closing bracket" : "no port");
+  const std::string host(text.substr(brackets ? 1 : 0, brackets ? end - 1 : end));
+  absl::string_view port = text.substr(brackets ? end + 1 : end);
+  if (port.empty() || port.front() != ':') return bad("no port");
+  port.remove_prefix(1);
+  if (!brackets && port.find(':') != absl::string_view::npos) {
+    return bad("an IPv6 address needs brackets");
+  }
+  std::uint32_t number = 0;
+  if (port.empty() || port.size() > 5 || !absl::SimpleAtoi(port, &number) || number > 65535) {
+    return bad("the port is not a number from 0 to 65535");
+  }
+  addrinfo hints{};
+  hints.ai_family = brackets ? AF_INET6 : AF_INET;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE;
+  addrinfo* found = nullptr;
+  if (host.empty() ||
+      getaddrinfo(host.c_str(), std::to_string(number).c_str(), &hints, &found) != 0) {
+    return bad("the host is not a numeric address");
+  }
+  SocketAddress address;
+  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
+  address.bytes = found->ai_addrlen;
+  freeaddrinfo(found);
+  return address;
+}
+
+}  // namespace kvmill

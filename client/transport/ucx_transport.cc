@@ -1,0 +1,329 @@
+#include "client/transport/ucx_transport.h"
+
+#include <dlfcn.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <ucp/api/ucp.h>
+#include <ucs/config/global_opts.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "client/transport/transport_base.h"
+#include "client/transport/ucx_handles.h"
+#include "client/transport/ucx_wire.h"
+#include "storage/core/check.h"
+#include "storage/core/log.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+absl::Status CheckFamily(const SocketAddress& address, AddressFamily family) {
+  if (address.is_ipv6() != (family == AddressFamily::kIpv6)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address ", address.ToString(), ": this transport speaks ",
+                     family == AddressFamily::kIpv6 ? "IPv6" : "IPv4"));
+  }
+  if (address.is_ipv6() && address.is_loopback()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "address ", address.ToString(), ": UCX has no transport for IPv6's loopback address"));
+  }
+  return absl::OkStatus();
+}
+
+// UCX takes over what its process does about crashes: a backtrace instead of the engine's own
+// handler. Gives that back.
+void ReleaseSignals() {
+  ucs_global_opts_set_value("ERROR_SIGNALS", "");  // Else UCX's sigaction keeps its handlers.
+  for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    struct sigaction action {};
+    if (sigaction(number, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) == 0) continue;
+    Dl_info library{};
+    if (dladdr(reinterpret_cast<void*>(action.sa_sigaction), &library) == 0 ||
+        library.dli_fname == nullptr || !absl::StrContains(library.dli_fname, "libucs.")) {
+      continue;  // Somebody else's.
+    }
+    signal(number, SIG_DFL);
+  }
+}
+
+class UcxTransport final : public TransportBase {
+ public:
+  UcxTransport(const TransportOptions& options, UcxContext context, UcxWorker worker)
+      : TransportBase(options, &SystemClock()),
+        context_(std::move(context)),
+        worker_(std::move(worker)),
+        wires_(worker_.get()) {}
+  ~UcxTransport() override;
+
+  absl::Status Start(const UcxOptions& ucx);  // Once, before it is given to anybody.
+
+  std::vector<std::string> addresses() const override { return addresses_; }
+  bool Supports(MemoryKind memory) const override {
+    return memory == MemoryKind::kHost ||
+           (options_.plaintext && (memory_types_ & UCS_BIT(UcxMemory(memory))) != 0);
+  }
+  bool InLoop() const override { return std::this_thread::get_id() == thread_id_; }
+
+ private:
+  absl::StatusOr<std::unique_ptr<Wire>> DialWire(const std::string& address,
+                                                 WireEvents* events) override;
+  void Wake() override;
+  void Run();
+  void Sleep();
+  void AcceptPending();
+  static void OnDialed(ucp_conn_request_h request, void* transport);
+  static ucs_status_t OnActiveMessage(void* channel, const void* header, std::size_t header_bytes,
+                                      void* data, std::size_t bytes,
+                                      const ucp_am_recv_param_t* parameters);
+  struct Channel {
+    UcxTransport* transport = nullptr;
+    WireChannel channel = WireChannel::kSegments;
+  };
+
+  const UcxContext context_;
+  const UcxWorker worker_;
+  std::vector<UcxListener> listeners_;
+  std::vector<std::string> addresses_;
+  AddressFamily family_ = AddressFamily::kIpv4;
+  std::uint64_t memory_types_ = 0;
+  std::array<Channel, 2> channels_;
+  int wake_fd_ = -1;
+  int epoll_fd_ = -1;
+  std::atomic<bool> stop_{false};
+  std::atomic<std::thread::id> thread_id_{};
+  std::thread thread_;
+  // Of the loop:
+  UcxWires wires_;
+  std::vector<ucp_conn_request_h> dialed_;
+};
+
+UcxTransport::~UcxTransport() {
+  stop_.store(true, std::memory_order_relaxed);
+  if (thread_.joinable()) {
+    Wake();
+    thread_.join();
+  }
+  listeners_.clear();
+  if (epoll_fd_ >= 0) close(epoll_fd_);
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+absl::Status UcxTransport::Start(const UcxOptions& ucx) {
+  family_ = ucx.family;
+  memory_types_ = context_.memory_types();
+  const std::vector<std::string> resources = context_.Resources();
+  const auto has = [&](absl::string_view prefix) {
+    return std::any_of(resources.begin(), resources.end(),
+                       [&](const std::string& name) { return absl::StartsWith(name, prefix); });
+  };
+  if (!has("tcp/")) {
+    return absl::FailedPreconditionError(absl::StrCat("UCX has no TCP here, only ",
+                                                      absl::StrJoin(resources, ", "),
+                                                      ": see UCX_TLS and UCX_NET_DEVICES"));
+  }
+  const bool rdma = has("rc_") || has("dc_") || has("ud_");
+  set_rdma(ucx.rdma == RdmaUse::kExpected || (ucx.rdma == RdmaUse::kAuto && rdma),
+           ucx.rdma == RdmaUse::kRequired);
+
+  for (const WireChannel channel : {WireChannel::kHandshake, WireChannel::kSegments}) {
+    Channel& argument = channels_[static_cast<std::size_t>(channel) - 1];
+    argument = {.transport = this, .channel = channel};
+    ucp_am_handler_param_t parameters{};
+    parameters.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                            UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
+    parameters.id = static_cast<unsigned>(channel);
+    parameters.cb = OnActiveMessage;
+    parameters.arg = &argument;
+    parameters.flags = UCP_AM_FLAG_WHOLE_MSG;
+    const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_.get(), &parameters);
+    if (status != UCS_OK) return UcxError("a handler for active messages", status);
+  }
+  ucp_worker_attr_t attributes{};
+  attributes.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;
+  if (ucp_worker_query(worker_.get(), &attributes) != UCS_OK ||
+      attributes.max_am_header < sizeof(SegmentHeader) + kSegmentHeadBytesMax) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("UCX sends headers of up to ", attributes.max_am_header, " bytes, want ",
+                     sizeof(SegmentHeader) + kSegmentHeadBytesMax, ": see UCX_TCP_TX_SEG_SIZE"));
+  }
+
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  int worker_fd = -1;
+  if (wake_fd_ < 0 || epoll_fd_ < 0 || ucp_worker_get_efd(worker_.get(), &worker_fd) != UCS_OK) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no descriptors for the transport: ", std::strerror(errno)));
+  }
+  for (const int fd : {wake_fd_, worker_fd}) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    KVMILL_CHECK(epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0);
+  }
+  for (std::size_t i = 0; i < ucx.listen.size(); ++i) {
+    KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(ucx.listen[i]));
+    KVMILL_ASSIGN_OR_RETURN(UcxListener listener,
+                            UcxListener::Make(worker_, address, OnDialed, this));
+    KVMILL_ASSIGN_OR_RETURN(SocketAddress bound, listener.address());
+    if (!ucx.advertise.empty()) {
+      const bool v6 = absl::StrContains(ucx.advertise[i], ':');
+      KVMILL_ASSIGN_OR_RETURN(
+          bound, ParseSocketAddress(
+                     absl::StrCat(v6 ? "[" : "", ucx.advertise[i], v6 ? "]:" : ":", bound.port())));
+    }
+    addresses_.push_back(bound.ToString());
+    listeners_.push_back(std::move(listener));
+  }
+  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
+}
+
+void UcxTransport::Wake() {
+  const std::uint64_t one = 1;
+  // A full counter means that a wake-up is under way already.
+  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+}
+
+absl::StatusOr<std::unique_ptr<Wire>> UcxTransport::DialWire(const std::string& address,
+                                                             WireEvents* events) {
+  KVMILL_ASSIGN_OR_RETURN(const SocketAddress socket, ParseSocketAddress(address));
+  KVMILL_RETURN_IF_ERROR(CheckFamily(socket, family_));
+  auto wire = std::make_unique<UcxWire>(&wires_, events);
+  KVMILL_RETURN_IF_ERROR(wire->Dial(socket));
+  return wire;
+}
+
+void UcxTransport::OnDialed(ucp_conn_request_h request, void* transport) {
+  static_cast<UcxTransport*>(transport)->dialed_.push_back(request);
+}
+
+void UcxTransport::AcceptPending() {
+  std::vector<ucp_conn_request_h> requests;
+  requests.swap(dialed_);
+  for (const ucp_conn_request_h request : requests) {
+    const bool accepted =
+        AcceptWire([&](WireEvents* events) -> absl::StatusOr<std::unique_ptr<Wire>> {
+          auto wire = std::make_unique<UcxWire>(&wires_, events);
+          KVMILL_RETURN_IF_ERROR(wire->Accept(request));
+          return wire;
+        });
+    // Any listener can reject: the request knows where it came from.
+    if (!accepted) ucp_listener_reject(listeners_.front().get(), request);
+  }
+}
+
+ucs_status_t UcxTransport::OnActiveMessage(void* channel, const void* header,
+                                           std::size_t header_bytes, void* data, std::size_t bytes,
+                                           const ucp_am_recv_param_t* parameters) {
+  const auto* const ours = static_cast<Channel*>(channel);
+  if ((parameters->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) return UCS_OK;
+  UcxWire* const wire = ours->transport->wires_.Find(parameters->reply_ep);
+  if (wire == nullptr) return UCS_OK;
+  const bool rendezvous = (parameters->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  WireMessage message;
+  message.channel = ours->channel;
+  message.header = {static_cast<const std::byte*>(header), header_bytes};
+  message.data_bytes = bytes;
+  if (rendezvous) {
+    message.token = data;
+  } else {
+    message.data = {static_cast<const std::byte*>(data), bytes};
+  }
+  // OK drops what is left at the sender, and its request ends well.
+  return wire->OnMessage(message) && rendezvous ? UCS_INPROGRESS : UCS_OK;
+}
+
+void UcxTransport::Run() {
+  thread_id_.store(std::this_thread::get_id());
+  bool stopping = false;
+  for (;;) {
+    bool busy = false;
+    // Now and then something else gets its turn, however busy the network is.
+    for (int i = 0; i < 16 && ucp_worker_progress(worker_.get()) != 0; ++i) busy = true;
+    if (!dialed_.empty()) AcceptPending();
+    busy |= wires_.Attend();
+    busy |= RunTasks();
+    busy |= RunDue();
+    busy |= wires_.Attend();
+    if (stop_.load(std::memory_order_relaxed)) {
+      if (!stopping) {
+        stopping = true;
+        Shutdown();
+        continue;
+      }
+      if (!busy && !has_connections() && NextDueNanos() == INT64_MAX) return;
+    }
+    if (!busy) Sleep();
+  }
+}
+
+void UcxTransport::Sleep() {
+  const std::int64_t next_nanos = NextDueNanos();
+  int timeout_ms = -1;
+  if (next_nanos != INT64_MAX) {
+    const std::int64_t now_nanos = NowNanos();
+    if (next_nanos <= now_nanos) return;
+    constexpr std::int64_t kNanosPerMilli = 1'000'000;
+    timeout_ms = static_cast<int>(std::min<std::int64_t>(
+        (next_nanos - now_nanos + kNanosPerMilli - 1) / kNanosPerMilli, 3'600'000));
+  }
+  // Arming fails while something waits to be progressed; only then is it safe not to sleep.
+  if (ucp_worker_arm(worker_.get()) != UCS_OK) return;
+  std::array<epoll_event, 4> events;
+  const int count =
+      epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), timeout_ms);
+  for (int i = 0; i < count; ++i) {
+    if (events[static_cast<std::size_t>(i)].data.fd != wake_fd_) continue;
+    std::uint64_t value = 0;
+    [[maybe_unused]] const ssize_t read_bytes = read(wake_fd_, &value, sizeof(value));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptions& options,
+                                                            const UcxOptions& ucx) {
+  KVMILL_RETURN_IF_ERROR(CheckTransportOptions(options));
+  if (!ucx.advertise.empty() && ucx.advertise.size() != ucx.listen.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        ucx.advertise.size(), " addresses to advertise for ", ucx.listen.size(), " to listen on"));
+  }
+  for (const std::string& text : ucx.listen) {
+    KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(text));
+    KVMILL_RETURN_IF_ERROR(CheckFamily(address, ucx.family));
+    if (address.is_wildcard() && ucx.advertise.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("listening on ", text, " needs an address to advertise"));
+    }
+  }
+  ReleaseSignals();
+  // Not a setting that ucp_config_modify reaches.
+  setenv("UCX_TCP_AF_PRIO", ucx.family == AddressFamily::kIpv6 ? "inet6,inet" : "inet,inet6", 1);
+  KVMILL_ASSIGN_OR_RETURN(UcxConfig config, UcxConfig::Read());
+  if (!ucx.tls.empty()) {
+    const std::vector<std::string> names = absl::StrSplit(ucx.tls, ',');
+    const bool has_tcp = ucx.tls == "all" || absl::StartsWith(ucx.tls, "^") ||
+                         std::find(names.begin(), names.end(), "tcp") != names.end();
+    KVMILL_RETURN_IF_ERROR(config.Set("TLS", has_tcp ? ucx.tls : ucx.tls + ",tcp"));
+  }
+  for (const auto& [name, value] : ucx.settings) KVMILL_RETURN_IF_ERROR(config.Set(name, value));
+  KVMILL_ASSIGN_OR_RETURN(UcxContext context, UcxContext::Make(config));
+  KVMILL_ASSIGN_OR_RETURN(UcxWorker worker, UcxWorker::Make(context));
+  auto transport = std::make_unique<UcxTransport>(options, std::move(context), std::move(worker));
+  KVMILL_RETURN_IF_ERROR(transport->Start(ucx));
+  return transport;
+}
+
+}  // namespace kvmill
