@@ -1,0 +1,161 @@
+// How connections come about and end: offers, handshakes, addresses; over UCX and in memory.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+#include "tests/client/transport/transport_fixture.h"
+
+namespace kvmill::testing {
+namespace {
+
+class ConnectTest : public ::testing::TestWithParam<TransportKind> {
+ protected:
+  ConnectTest() : pair(GetParam()) {}
+  void TearDown() override { pair.ExpectIdle(); }
+  Pair pair;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, ConnectTest,
+                         ::testing::Values(TransportKind{true, true}, TransportKind{true, false},
+                                           TransportKind{false, true}, TransportKind{false, false}),
+                         [](const auto& test) { return NameOf(test.param); });
+
+TEST_P(ConnectTest, ConnectionsKnowTheirPeer) {
+  pair.Make();
+  const ConnectionPtr connection = pair.Connect(77);
+  EXPECT_EQ(connection->info().peer, pair.server_options.self);
+  EXPECT_EQ(connection->info().encrypted, !GetParam().plaintext);
+  EXPECT_TRUE(connection->info().dialed);
+  EXPECT_EQ(connection->info().version, 1);
+  EXPECT_FALSE(connection->info().slower_than_expected);
+  EXPECT_THAT(connection->info().transport,
+              ::testing::StartsWith(GetParam().ucx ? "tcp/" : "fake/"));
+  EXPECT_EQ(connection->info().address, pair.server->addresses()[0]);
+  ASSERT_TRUE(pair.WaitFor([&] { return pair.server_handler.connections().size() == 1; }));
+  const ConnectionInfo& info = pair.server_handler.connections()[0]->info();
+  EXPECT_EQ(info.peer, pair.client_options.self);
+  EXPECT_EQ(info.owner_tag, 77u);
+  EXPECT_FALSE(info.dialed);
+  EXPECT_EQ(pair.server->stats().offers, 0u);
+}
+
+TEST_P(ConnectTest, OffersAreGoodOnce) {
+  pair.Make();
+  const Offer offer = *pair.server->MakeOffer(1);
+  EXPECT_TRUE(pair.TryConnect(offer).ok());
+  const absl::Status again = pair.TryConnect(offer).status();
+  EXPECT_EQ(again, absl::UnauthenticatedError("the offer was used before"));
+
+  Offer wrong_key = *pair.server->MakeOffer(1);
+  wrong_key.key[5] ^= std::byte{1};
+  EXPECT_EQ(pair.TryConnect(wrong_key).status().code(), absl::StatusCode::kUnauthenticated);
+  wrong_key.key[5] ^= std::byte{1};
+  EXPECT_TRUE(pair.TryConnect(wrong_key).ok());  // Guessing does not use it up.
+
+  Offer unknown = *pair.server->MakeOffer(1);
+  unknown.key_id[0] ^= std::byte{1};
+  EXPECT_EQ(pair.TryConnect(unknown).status().code(), absl::StatusCode::kUnauthenticated);
+
+  const Offer for_other = *pair.server->MakeOffer(1, NodeIdentity::IdOf("somebody else"));
+  EXPECT_EQ(pair.TryConnect(for_other).status().code(), absl::StatusCode::kUnauthenticated);
+  const Offer for_us = *pair.server->MakeOffer(1, pair.client_options.self.id);
+  EXPECT_TRUE(pair.TryConnect(for_us).ok());
+  EXPECT_TRUE(pair.WaitFor([&] { return pair.server->stats().handshakes_refused == 4; }));
+}
+
+TEST_P(ConnectTest, OffersExpireAndAreBounded) {
+  pair.server_options.offer_nanos = 30 * kMilli;
+  pair.server_options.limits.offers_max = 3;
+  pair.Make();
+  const Offer offer = *pair.server->MakeOffer(1);
+  EXPECT_TRUE(pair.server->MakeOffer(2).ok());
+  EXPECT_TRUE(pair.server->MakeOffer(3).ok());
+  EXPECT_EQ(pair.server->MakeOffer(4).status().code(), absl::StatusCode::kResourceExhausted);
+  pair.Pass(40 * kMilli);
+  EXPECT_EQ(pair.TryConnect(offer).status().code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_TRUE(pair.server->MakeOffer(5).ok());
+  EXPECT_EQ(pair.client->MakeOffer(1).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(ConnectTest, AnotherIncarnationOnTheSameAddressIsNoticed) {
+  pair.Make();
+  Offer offer = *pair.server->MakeOffer(1);
+  ++offer.node.incarnation;
+  EXPECT_EQ(pair.TryConnect(offer).status().code(), absl::StatusCode::kAborted);
+  offer = *pair.server->MakeOffer(1);
+  offer.node.id = NodeIdentity::IdOf("another");
+  EXPECT_EQ(pair.TryConnect(offer).status().code(), absl::StatusCode::kAborted);
+}
+
+TEST_P(ConnectTest, VersionsOneApartUnderstandEachOther) {
+  struct Case {
+    std::uint16_t client, server;
+    int chosen;  // 0: refused.
+  };
+  for (const Case& c :
+       {Case{7, 7, 7}, Case{6, 7, 6}, Case{7, 6, 6}, Case{5, 7, 0}, Case{7, 5, 0}, Case{9, 7, 0}}) {
+    Pair both(GetParam());
+    both.client_options.version = c.client;
+    both.client_options.version_min = static_cast<std::uint16_t>(c.client - 1);
+    both.server_options.version = c.server;
+    both.server_options.version_min = static_cast<std::uint16_t>(c.server - 1);
+    both.Make();
+    const absl::StatusOr<ConnectionPtr> connection = both.TryConnect(*both.server->MakeOffer(1));
+    if (c.chosen == 0) {
+      EXPECT_EQ(connection.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(connection.status().message()),
+                  ::testing::HasSubstr("speaks versions"));
+    } else {
+      ASSERT_TRUE(connection.ok()) << connection.status();
+      EXPECT_EQ((*connection)->info().version, c.chosen);
+      EXPECT_TRUE(both.Wait(both.Start(*connection, "echo")).ok());
+    }
+  }
+}
+
+TEST_P(ConnectTest, BothSidesEncryptOrNone) {
+  pair.client_options.plaintext = !GetParam().plaintext;
+  pair.Make();
+  const absl::Status status = pair.TryConnect(*pair.server->MakeOffer(1)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("plaintext"));
+}
+
+TEST_P(ConnectTest, TheNextAddressIsTriedWhereNobodyAnswers) {
+  pair.Make();
+  Offer offer = *pair.server->MakeOffer(1);
+  const std::string nobody = GetParam().ucx ? "127.0.0.1:1" : "nobody";
+  offer.addresses.insert(offer.addresses.begin(), nobody);
+  EXPECT_TRUE(pair.TryConnect(offer).ok());
+  offer = *pair.server->MakeOffer(1);
+  offer.addresses = {nobody};
+  EXPECT_EQ(pair.TryConnect(offer).status().code(), absl::StatusCode::kUnavailable);
+  offer.addresses = {};
+  EXPECT_EQ(pair.TryConnect(offer).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+std::size_t OpenDescriptors() {
+  const std::filesystem::directory_iterator begin("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator()));
+}
+
+TEST_P(ConnectTest, ConnectionsThatComeAndGoLeaveNothing) {
+  pair.Make();
+  std::size_t after_first = 0;
+  const std::vector<std::byte> data = RandomData(100'000, 1);
+  constexpr int kCycles = 30;
+  for (int i = 0; i < kCycles; ++i) {
+    const ConnectionPtr connection = pair.Connect();
+    ASSERT_NE(connection, nullptr);
+    EXPECT_TRUE(pair.Wait(pair.Start(connection, "echo", data)).ok());
+    connection->Close();
+    ASSERT_TRUE(pair.WaitFor(
+        [&] { return pair.client->stats().connections + pair.server->stats().connections == 0; }));
+    if (i == 9) after_first = OpenDescriptors();
+  }
+  EXPECT_LE(OpenDescriptors(), after_first + 4);
+  EXPECT_EQ(pair.server_handler.closed().size(), static_cast<std::size_t>(kCycles));
+}
+
+}  // namespace
+}  // namespace kvmill::testing
