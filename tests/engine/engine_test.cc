@@ -1,0 +1,424 @@
+// The reference engine (engine.h) against a real daemon: layouts, tensor parallelism, pressure,
+// faults of the daemon, and planted faults of the connector that the shadow model must see.
+//
+// The everyday form runs fixed seeds; KVMILL_LONG=1 adds random configurations. --seed=N moves all
+// seeds. A failure prints the configuration and, with it, request and token.
+#include "tests/engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <httplib.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "tests/integration/daemon_fixture.h"
+#include "tests/long_form.h"
+
+namespace kvmill::engine {
+namespace {
+
+using ::testing::IsEmpty;
+
+std::uint64_t SeedOffset() {
+  for (const std::string& arg : ::testing::internal::GetArgvs()) {
+    if (arg.rfind("--seed=", 0) == 0) return std::stoull(arg.substr(7));
+  }
+  return 0;
+}
+
+std::string WorkerBinary() {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+  const std::string self(path, length > 0 ? static_cast<std::size_t>(length) : 0);
+  return self.substr(0, self.rfind('/')) + "/engine_worker";
+}
+
+class EngineTest : public testing::DaemonTest {
+ protected:
+  EngineConfig Config(std::uint64_t seed, const std::string& ns = "engine") {
+    EngineConfig config;
+    config.seed = seed + SeedOffset();
+    config.namespace_name = ns;
+    config.address = absl::StrCat("unix:", socket());
+    return config;
+  }
+
+  // Runs the engine; prints what it did and records what the shadow model found.
+  EngineReport Run(const EngineConfig& config, StoreModel* store, const OnStep& on_step = nullptr) {
+    EngineReport report = RunEngine(config, WorkerBinary(), store, on_step);
+    std::printf("seed %llu: %s\n", static_cast<unsigned long long>(config.seed),
+                Describe(report).c_str());
+    EXPECT_EQ(report.error, "") << Text(config);
+    EXPECT_EQ(report.free_pages, config.page_count) << Text(config);
+    EXPECT_EQ(report.connector.calls_started, report.connector.calls_done) << Text(config);
+    EXPECT_EQ(report.scheduler.finished + report.scheduler.aborted, config.request_count);
+    return report;
+  }
+  // A run in which nothing may be wrong.
+  EngineReport RunClean(const EngineConfig& config, StoreModel* store,
+                        const OnStep& on_step = nullptr) {
+    EngineReport report = Run(config, store, on_step);
+    EXPECT_THAT(report.violations, IsEmpty()) << Text(config);
+    return report;
+  }
+
+  static std::string Text(const EngineConfig& config) { return nlohmann::json(config).dump(); }
+
+  std::vector<std::string> Audit(const EngineConfig& config, StoreModel* store) {
+    const ClientNamespace ns = Open(config.namespace_name, SpecOf(config.shape));
+    return store->Audit(*client_, ns);
+  }
+
+  // What the store holds is right; and when it was told to forget it, nothing of it is left.
+  // `complete`: no save failed, so no block may be waiting for heads.
+  void ExpectRightAndNothingLeaked(const EngineConfig& config, StoreModel* store,
+                                   bool complete = true) {
+    EXPECT_THAT(Audit(config, store), IsEmpty()) << Text(config);
+    if (complete) {
+      EXPECT_EQ(Metric("kvmill_assembling_blocks"), 0) << Text(config);
+    }
+    const ClientNamespace ns = Open(config.namespace_name, SpecOf(config.shape));
+    ASSERT_TRUE(client_->Clear(ns).ok());
+    const absl::StatusOr<ServerStat> stat = client_->Stat();
+    ASSERT_TRUE(stat.ok()) << stat.status();
+    EXPECT_EQ(stat->blocks, 0u);
+    EXPECT_EQ(stat->pages, 0u);
+    EXPECT_EQ(stat->leases, 0u);
+    EXPECT_EQ(stat->checksum_failures, 0u);
+    for (const TierUsage& tier : stat->tiers) {
+      if (tier.tier == Tier::kHost && complete) {
+        EXPECT_EQ(tier.used_bytes, 0u);
+      }
+      EXPECT_EQ(tier.blocks, 0u);
+    }
+  }
+
+  double Metric(const std::string& name) {
+    const std::string address = ready_["metrics"].get<std::string>();
+    httplib::Client http("127.0.0.1", std::stoi(address.substr(address.rfind(':') + 1)));
+    const auto reply = http.Get("/metrics");
+    EXPECT_TRUE(reply);
+    double value = -1;
+    for (const absl::string_view line : absl::StrSplit(reply->body, '\n')) {
+      if (absl::StartsWith(line, name + " ")) {
+        EXPECT_TRUE(absl::SimpleAtod(line.substr(name.size() + 1), &value));
+      }
+    }
+    return value;
+  }
+
+  void StartWithMetrics(const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {"--metrics", "127.0.0.1:0"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    Start(arguments);
+  }
+};
+
+// Every layout writes what every other layout reads; fp16 and bf16; tiles, sink blocks, tails and
+// heads that a tile cannot hold; loads while the request waits, and inside the step.
+TEST_F(EngineTest, EveryPageOfEveryLayoutHoldsWhatItMust) {
+  StartWithMetrics();
+  for (int i = 0; i < kLayoutCount; ++i) {
+    EngineConfig config = Config(10 + static_cast<std::uint64_t>(i), absl::StrCat("layout", i));
+    config.layout = static_cast<Layout>(i);
+    config.shape.bfloat16 = i % 2 == 1;
+    config.shape.sink_blocks = i == 2 ? 1 : 0;
+    config.shape.block_tokens = i == 3 ? 128 : 64;
+    config.loads_in_step = i >= 3;
+    config.tails = i == 1 || i == 4;
+    StoreModel store(config.shape);
+    const EngineReport cold = RunClean(config, &store);
+    EXPECT_GT(cold.connector.stored_blocks, 0u);
+    EXPECT_GT(cold.scheduler.accepted_drafts, 0u);
+    EXPECT_GT(cold.scheduler.rejected_drafts, 0u);
+    EXPECT_GT(cold.scheduler.aborted, 0u);
+    config.layout = static_cast<Layout>((i + 2) % kLayoutCount);
+    const EngineReport warm = RunClean(config, &store);
+    EXPECT_GT(warm.connector.loaded_blocks, 0u);
+    EXPECT_GT(warm.scheduler.local_tokens, 0u);
+    EXPECT_LT(warm.scheduler.computed_tokens, cold.scheduler.computed_tokens);
+    EXPECT_EQ(warm.connector.failed_loads, 0u);
+    ExpectRightAndNothingLeaked(config, &store);
+    EXPECT_GT(store.audited_blocks(), 0u);
+  }
+}
+
+// Two processes with half the heads each make blocks that one process reads, and the other way
+// round.
+TEST_F(EngineTest, AnyNumberOfRanksReadsWhatAnyOtherWrote) {
+  StartWithMetrics();
+  for (const std::uint32_t writers : {1u, 2u}) {
+    EngineConfig config = Config(20 + writers, absl::StrCat("ranks", writers));
+    config.ranks = writers;
+    config.layout = Layout::kHndTogether;
+    config.tails = true;
+    StoreModel store(config.shape);
+    const EngineReport cold = RunClean(config, &store);
+    EXPECT_EQ(cold.connector.failed_saves, 0u);
+    config.ranks = 3 - writers;
+    config.layout = Layout::kAllLayers;
+    const EngineReport warm = RunClean(config, &store);
+    EXPECT_GT(warm.connector.loaded_blocks, 0u);
+    EXPECT_EQ(warm.connector.failed_loads, 0u);
+    ExpectRightAndNothingLeaked(config, &store);
+  }
+}
+
+TEST_F(EngineTest, PreemptedRequestsComeBackFromTheStore) {
+  StartWithMetrics();
+  EngineConfig config = Config(31);
+  config.page_count = 32;
+  config.arrival_steps = 1;
+  StoreModel store(config.shape);
+  const EngineReport report = RunClean(config, &store);
+  EXPECT_GT(report.scheduler.preempted, 5u);
+  EXPECT_GT(report.connector.loaded_blocks, 0u);
+  ExpectRightAndNothingLeaked(config, &store);
+}
+
+TEST_F(EngineTest, ARunRepeatsItself) {
+  StartWithMetrics();
+  std::vector<std::string> said;
+  for (int run = 0; run < 2; ++run) {
+    EngineConfig config = Config(41);
+    config.page_count = 48;
+    StoreModel store(config.shape);
+    said.push_back(Describe(RunClean(config, &store)));
+    ExpectRightAndNothingLeaked(config, &store);
+  }
+  EXPECT_EQ(said[0], said[1]);
+}
+
+// Blocks vanish at any time, also between the lookup that found them and the load: the request is
+// computed instead.
+TEST_F(EngineTest, BlocksThatOthersRemoveAreMisses) {
+  StartWithMetrics();
+  for (const bool loads_in_step : {false, true}) {
+    EngineConfig config = Config(50, loads_in_step ? "in-step" : "waiting");
+    config.loads_in_step = loads_in_step;
+    config.page_count = 64;
+    StoreModel store(config.shape);
+    RunClean(config, &store);
+    const ClientNamespace ns = Open(config.namespace_name, SpecOf(config.shape));
+    std::uint64_t times = 0;
+    const EngineReport report = RunClean(config, &store, [&](std::uint64_t, std::uint64_t loads) {
+      if (loads == 0) return;
+      ++times;
+      if (times == 2) {  // Every second block that ever was.
+        std::vector<BlockKey> keys = store.keys();
+        for (std::size_t i = 1; i < keys.size(); i += 2) keys[i / 2] = keys[i];
+        keys.resize(keys.size() / 2);
+        EXPECT_TRUE(client_->Remove(ns, keys).ok());
+      } else if (times % 4 == 0) {
+        EXPECT_TRUE(client_->Clear(ns).ok());
+      }
+    });
+    EXPECT_GT(report.connector.failed_loads, 0u);
+    EXPECT_GT(report.scheduler.recomputed_loads, 0u);
+    ExpectRightAndNothingLeaked(config, &store);
+  }
+}
+
+// Killed and started again in the middle, twice: without a disk everything is gone, with one the
+// written blocks are found again.
+TEST_F(EngineTest, AKilledDaemonCostsHitsAndNothingElse) {
+  for (const bool disk : {false, true}) {
+    std::vector<std::string> arguments = {"--metrics", "127.0.0.1:0"};
+    if (disk) {
+      for (const std::string& more : {std::string("--data-dir"), directory_ / "data",
+                                      std::string("--disk-bytes"), std::string("1GiB")}) {
+        arguments.push_back(more);
+      }
+    }
+    Start(arguments);
+    EngineConfig config = Config(60);
+    config.ranks = disk ? 2 : 1;
+    config.lookup_ms = config.fetch_ms = config.store_ms = 2000;
+    StoreModel store(config.shape);
+    const EngineReport report = RunClean(config, &store, [&](std::uint64_t step, std::uint64_t) {
+      if (step == 25 || step == 50) Kill();
+      if (step == 29 || step == 50) Start(arguments);
+    });
+    EXPECT_GT(report.connector.failed_saves + report.failed_lookups + report.connector.failed_loads,
+              0u);
+    const EngineReport warm = RunClean(config, &store);
+    EXPECT_GT(warm.connector.loaded_blocks, 0u);
+    // A rank's half of a block may wait for the other half, which died with a daemon.
+    ExpectRightAndNothingLeaked(config, &store, /*complete=*/!disk);
+    Kill();
+  }
+}
+
+// Stopped for longer than the deadlines: every call in that time is a miss, and a store that is
+// under way lets go of the engine's pages.
+TEST_F(EngineTest, AStoppedDaemonIsAMiss) {
+  StartWithMetrics();
+  EngineConfig config = Config(70);
+  config.page_count = 40;  // Preemption waits for saves in flight.
+  config.arrival_steps = 1;
+  config.lookup_ms = config.fetch_ms = config.store_ms = 150;
+  StoreModel store(config.shape);
+  RunClean(config, &store);
+  std::thread waker;
+  std::uint64_t times = 0;
+  const EngineReport report = RunClean(config, &store, [&](std::uint64_t, std::uint64_t loads) {
+    if (loads == 0 || ++times != 3) return;
+    daemon_->Signal(SIGSTOP);
+    waker = std::thread([this] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(900));
+      daemon_->Signal(SIGCONT);
+    });
+  });
+  ASSERT_TRUE(waker.joinable()) << "the daemon was never stopped";
+  waker.join();
+  EXPECT_GT(report.connector.failed_loads, 0u);
+  ExpectRightAndNothingLeaked(config, &store, /*complete=*/false);
+}
+
+// A working set of several times the host tier, and a disk that does not hold it either.
+TEST_F(EngineTest, TiersThatAreFarTooSmallOnlyCostHits) {
+  StartWithMetrics(
+      {"--host-bytes", "64MiB", "--data-dir", directory_ / "data", "--disk-bytes", "1GiB"});
+  EngineConfig config = Config(80);
+  config.shape.layers = 8;
+  config.shape.head_dim = 128;
+  config.shape.sink_blocks = 1000;  // A block is 1 MiB.
+  config.drafts = 0;
+  StoreModel store(config.shape);
+  EngineReport report;
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    config.seed = 80 + SeedOffset() + round / 2;  // The second round reads what the first wrote.
+    report = RunClean(config, &store);
+  }
+  EXPECT_THAT(Audit(config, &store), IsEmpty());
+  EXPECT_GT(Metric("kvmill_evicted_blocks_total{tier=\"host\",reason=\"capacity\"}"), 0);
+}
+
+// Somebody else's unfinished blocks fill the host tier, and cannot be evicted: the engine is told
+// when to come back, goes on without, and stores again when there is room.
+TEST_F(EngineTest, AFullStoreRefusesWithAHintAndTheEngineHoldsBack) {
+  StartWithMetrics({"--host-bytes", "64MiB"});
+  NamespaceSpec spec = SpecOf({.layers = 8, .heads = 4, .head_dim = 128});
+  spec.sink_blocks = 1000;
+  const ClientNamespace other = Open("other", spec);
+  testing::Sequence half(spec, 64 * 80, 1);
+  std::vector<StoreBlock> blocks = half.Blocks("half");
+  StoreOptions options;
+  options.head_count = 2;
+  const auto stored = client_->Store(other, blocks, options);
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  ASSERT_GT(stored->blocks_failed, 0u) << "the tier is not full";
+
+  EngineConfig config = Config(90);
+  StoreModel store(config.shape);
+  const EngineReport report = RunClean(config, &store);
+  EXPECT_GT(report.connector.refused_blocks, 0u);
+  EXPECT_EQ(report.connector.stored_blocks, 0u);
+  EXPECT_EQ(report.connector.failed_saves, 0u);
+  EXPECT_GT(report.scheduler.finished, 0u);
+}
+
+// --- Planted faults ---
+
+class PlantedFaultTest : public EngineTest, public ::testing::WithParamInterface<int> {
+ protected:
+  // One scenario in which every fault has its chance: pressure, shared prefixes, a store that
+  // forgets while loads begin, two engines in a row. What the shadow model says.
+  std::vector<std::string> Complaints(Fault fault, std::uint32_t ranks) {
+    EngineConfig config = Config(3, absl::StrCat("fault", static_cast<int>(fault), "-", ranks));
+    config.fault = fault;
+    config.ranks = ranks;
+    config.page_count = 36;
+    config.arrival_steps = 1;
+    config.request_count = 32;
+    config.abort_percent = 0;
+    StoreModel store(config.shape);
+    const ClientNamespace ns = Open(config.namespace_name, SpecOf(config.shape));
+    EXPECT_TRUE(client_->Clear(ns).ok());  // Of what a run before left: equal specs share blocks.
+    std::vector<std::string> said;
+    for (int round = 0; round < 2; ++round) {
+      std::uint64_t times = 0;
+      const EngineReport report = Run(config, &store, [&](std::uint64_t, std::uint64_t loads) {
+        if (loads == 0 || ++times % 5 != 0) return;
+        EXPECT_TRUE(client_->Clear(ns).ok());
+      });
+      said.insert(said.end(), report.violations.begin(), report.violations.end());
+      for (std::string& wrong : store.Audit(*client_, ns)) said.push_back(std::move(wrong));
+    }
+    return said;
+  }
+};
+
+TEST_P(PlantedFaultTest, IsFound) {
+  StartWithMetrics();
+  const auto fault = static_cast<Fault>(GetParam());
+  if (fault == Fault::kNone) {
+    EXPECT_THAT(Complaints(fault, 1), IsEmpty());
+    EXPECT_THAT(Complaints(fault, 2), IsEmpty());
+    return;
+  }
+  // Heads of others exist only where a rank has a part of them.
+  const std::vector<std::string> said =
+      Complaints(fault, fault == Fault::kLoadsTheNextHead ? 2 : 1);
+  ASSERT_FALSE(said.empty());
+  std::printf("%zu complaints, the first: %s\n", said.size(), said[0].c_str());
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, PlantedFaultTest, ::testing::Range(0, kFaultCount));
+
+// --- Random configurations ---
+
+TEST_F(EngineTest, RandomConfigurations) {
+  StartWithMetrics(
+      {"--host-bytes", "64MiB", "--data-dir", directory_ / "data", "--disk-bytes", "1GiB"});
+  const std::uint64_t count = ShortOrLong(2, 300);
+  for (std::uint64_t seed = 1000; seed < 1000 + count && !HasFailure(); ++seed) {
+    std::uint64_t bits = Mix(seed + SeedOffset());
+    const auto draw = [&bits](std::uint64_t below) {
+      bits = Mix(bits);
+      return static_cast<std::uint32_t>(bits % below);
+    };
+    EngineConfig config = Config(seed, absl::StrCat("random", seed));
+    config.shape.bfloat16 = draw(2) == 0;
+    config.shape.layers = static_cast<std::uint16_t>(2 + draw(3));
+    config.shape.head_dim = draw(3) == 0 ? 128 : 64;
+    config.shape.block_tokens = draw(3) == 0 ? 128 : 64;
+    config.shape.sink_blocks = draw(3);
+    config.layout = static_cast<Layout>(draw(kLayoutCount));
+    config.ranks = 1 + draw(2);
+    config.page_count = 32 + draw(100);
+    config.loads_in_step = draw(2) == 0;
+    config.tails = draw(2) == 0;
+    config.drafts = draw(6);
+    config.arrival_steps = draw(6);
+    config.batch_tokens = 32 + draw(200);
+    config.chunk_tokens = 16 + draw(100);
+    config.batch_requests = 2 + draw(8);
+    StoreModel store(config.shape);
+    const ClientNamespace ns = Open(config.namespace_name, SpecOf(config.shape));
+    const OnStep disturb = [&](std::uint64_t step, std::uint64_t loads) {
+      if (loads > 0 && draw(6) == 0) {
+        EXPECT_TRUE(client_->Clear(ns).ok());
+      }
+      if (step % 40 == 0) {
+        EXPECT_TRUE(client_->Evict(Tier::kHost, 0).ok());
+      }
+    };
+    RunClean(config, &store, disturb);
+    config.ranks = 1 + draw(2);
+    config.layout = static_cast<Layout>(draw(kLayoutCount));
+    RunClean(config, &store, disturb);
+    ExpectRightAndNothingLeaked(config, &store);
+  }
+}
+
+}  // namespace
+}  // namespace kvmill::engine

@@ -1,0 +1,67 @@
+#include "tests/engine/kv_model.h"
+
+#include "storage/core/check.h"
+
+namespace kvmill::engine {
+
+std::uint64_t Mix(std::uint64_t x) {
+  x += 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+NamespaceSpec SpecOf(const ModelShape& shape) {
+  NamespaceSpec spec;
+  spec.model = "reference-engine";
+  spec.revision = "r1";
+  spec.hash_scheme = "mix64";
+  spec.source_dtype = shape.dtype();
+  spec.block_tokens = shape.block_tokens;
+  spec.sink_blocks = shape.sink_blocks;
+  LayerGroup group;
+  for (std::uint16_t layer = 0; layer < shape.layers; ++layer) group.layers.push_back(layer);
+  group.kv_heads = shape.heads;
+  group.head_dim = shape.head_dim;
+  spec.groups = {group};
+  return spec;
+}
+
+std::uint64_t Extend(std::uint64_t prefix, std::uint32_t token) {
+  return Mix(prefix ^ (std::uint64_t{token} << 32 | 0x5EEDu));
+}
+
+std::uint32_t NextToken(std::uint64_t prefix) {
+  return static_cast<std::uint32_t>(Mix(prefix ^ 0x70CE) % 50'000);
+}
+
+BlockKey KeyOf(std::uint64_t prefix) {
+  const std::uint64_t words[2] = {prefix, Mix(prefix ^ 0x6B6579)};
+  const absl::StatusOr<BlockKey> key =
+      BlockKey::FromBytes(absl::string_view(reinterpret_cast<const char*>(words), sizeof(words)));
+  KVMILL_CHECK(key.ok());
+  return *key;
+}
+
+void FillRow(const ModelShape& shape, std::uint64_t prefix, std::uint32_t layer, std::uint32_t head,
+             bool value, std::uint16_t* row) {
+  const std::uint64_t seed =
+      Mix(prefix ^ (std::uint64_t{layer} << 40) ^ (std::uint64_t{head} << 8) ^ (value ? 1u : 0u));
+  // Random sign and mantissa, an exponent of four: magnitudes from 1/4 to 4. fp16 has 5 bits of
+  // exponent with bias 15 and 10 of mantissa, bf16 has 8 with bias 127 and 7.
+  const std::uint32_t mantissa_bits = shape.bfloat16 ? 7 : 10;
+  std::uint32_t exponent = shape.bfloat16 ? 125 : 13;
+  if (shape.bfloat16 && layer == 1 && head == 0) exponent += 40;
+  for (std::uint32_t channel = 0; channel < shape.head_dim; channel += 4) {
+    std::uint64_t bits = Mix(seed + channel);
+    for (std::uint32_t i = 0; i < 4; ++i, bits >>= 16) {
+      const auto sign = static_cast<std::uint32_t>(bits & 0x8000u);
+      const auto mantissa = static_cast<std::uint32_t>(bits) & ((1u << mantissa_bits) - 1);
+      const auto magnitude = static_cast<std::uint32_t>(bits >> 12) & 3u;
+      row[channel + i] =
+          static_cast<std::uint16_t>(sign | (exponent + magnitude) << mantissa_bits | mantissa);
+    }
+  }
+}
+
+}  // namespace kvmill::engine

@@ -1,0 +1,121 @@
+// What goes from the scheduler to the workers and back, once a step.
+#ifndef KVMILL_TESTS_ENGINE_PLAN_H_
+#define KVMILL_TESTS_ENGINE_PLAN_H_
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/engine/kv_model.h"
+#include "tests/engine/shadow.h"
+
+namespace kvmill::engine {
+
+// Mistakes that the connector makes on request, one at a time: the shadow model must see each.
+enum class Fault : std::uint8_t {
+  kNone,
+  kStoresBeforeComputing,
+  kIgnoresLoadErrors,
+  kLoadsOverSharedPages,
+  kLoadsTheNextHead,
+  kStoresRejectedTokens,
+  kStoresAfterPreemption,
+  kStoresDecodedPages,
+};
+inline constexpr int kFaultCount = 8;
+
+struct EngineConfig {
+  std::uint64_t seed = 1;
+  ModelShape shape;
+  Layout layout = Layout::kNhdApart;
+  std::uint32_t ranks = 1;  // Tensor parallelism: 2 is two processes, each with half the heads.
+  std::uint32_t page_count = 128;  // Of 16 tokens.
+  // Loads happen inside the step that needs them (true), or while the request waits (false).
+  bool loads_in_step = false;
+  bool tails = false;  // Finished sequences leave their unfinished block, and later turns use it.
+  std::uint32_t drafts = 3;  // Speculative tokens of a decode step, at most.
+  std::uint32_t request_count = 24;
+  std::uint32_t arrival_steps = 3;  // Between two requests, on average.
+  std::uint32_t batch_tokens = 160;
+  std::uint32_t chunk_tokens = 96;
+  std::uint32_t batch_requests = 6;
+  std::uint32_t abort_percent = 12;
+  std::uint64_t lookup_ms = 10'000;  // Deadlines of the client's calls.
+  std::uint64_t fetch_ms = 10'000;
+  std::uint64_t store_ms = 10'000;
+  std::string address;
+  std::string namespace_name = "engine";
+  Fault fault = Fault::kNone;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EngineConfig, seed, shape, layout, ranks, page_count,
+                                   loads_in_step, tails, drafts, request_count, arrival_steps,
+                                   batch_tokens, chunk_tokens, batch_requests, abort_percent,
+                                   lookup_ms, fetch_ms, store_ms, address, namespace_name, fault)
+
+// One block in the engine's pages.
+struct BlockPages {
+  std::uint32_t block_index = 0;
+  std::uint64_t parent = 0;           // Prefix hash before the block; 0: none.
+  std::vector<std::uint64_t> hashes;  // Of its tokens; fewer than block_tokens: a tail.
+  std::vector<PageId> pages;          // The page of each 16 tokens.
+  // Loads: pages[page_begin, page_end) take the block's tokens; the others are not to be touched.
+  std::uint32_t page_begin = 0;
+  std::uint32_t page_end = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BlockPages, block_index, parent, hashes, pages, page_begin,
+                                   page_end)
+
+// A load or a save. It runs on its own; at step `due` the worker waits for it, so that how a run
+// goes depends on the seed and not on the clock.
+struct Order {
+  std::uint64_t id = 0;
+  std::uint64_t request = 0;
+  std::uint64_t due = 0;
+  std::vector<BlockPages> blocks;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Order, id, request, due, blocks)
+
+// Tokens [begin, end) of a sequence are computed in this step, attending to all before.
+struct Work {
+  SequenceView sequence;
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Work, sequence, begin, end)
+
+struct StepPlan {
+  std::uint64_t step = 0;
+  bool last = false;                     // The run ends after it: everything is checked.
+  std::vector<std::uint64_t> preempted;  // Requests whose pages are given to others in this step.
+  std::vector<Order> loads;
+  std::vector<Order> saves;
+  std::vector<Work> work;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepPlan, step, last, preempted, loads, saves, work)
+
+struct ConnectorCounts {
+  std::uint64_t loaded_blocks = 0, failed_loads = 0;
+  std::uint64_t stored_blocks = 0, existing_blocks = 0, partial_blocks = 0;
+  std::uint64_t refused_blocks = 0;  // RESOURCE_EXHAUSTED.
+  std::uint64_t failed_saves = 0;
+  std::uint64_t calls_started = 0, calls_done = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ConnectorCounts, loaded_blocks, failed_loads, stored_blocks,
+                                   existing_blocks, partial_blocks, refused_blocks, failed_saves,
+                                   calls_started, calls_done)
+
+struct StepReport {
+  std::vector<std::uint64_t> loaded;  // Orders that are over, well or badly.
+  std::vector<std::uint64_t> saved;
+  std::vector<PageId> failed_pages;     // Pages that a load should have filled and did not.
+  std::uint64_t retry_after_ms = 0;     // The store is full: no saves for so long.
+  std::vector<std::string> violations;  // What the shadow model found.
+  ConnectorCounts counts;               // Of this worker, since its start.
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepReport, loaded, saved, failed_pages, retry_after_ms,
+                                   violations, counts)
+
+}  // namespace kvmill::engine
+
+#endif  // KVMILL_TESTS_ENGINE_PLAN_H_
