@@ -88,11 +88,17 @@ std::string KvMemory::CheckPadding() const {
         }
       }
     }
+    std::vector<std::size_t> padding;
+    for (std::size_t i = 0; i < page_stride_; ++i) {
+      if (!is_row[i]) padding.push_back(i);
+    }
     const std::vector<std::byte>& bytes = buffers_[buffer];
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-      if (is_row[i % page_stride_] || bytes[i] == kPattern) continue;
-      return absl::StrCat("padding was written: buffer ", buffer, ", page ", i / page_stride_,
-                          ", byte ", i % page_stride_);
+    for (std::size_t page = 0; page < bytes.size(); page += page_stride_) {
+      for (const std::size_t i : padding) {
+        if (bytes[page + i] == kPattern) continue;
+        return absl::StrCat("padding was written: buffer ", buffer, ", page ", page / page_stride_,
+                            ", byte ", i);
+      }
     }
   }
   return "";

@@ -1,15 +1,10 @@
 #include "tests/engine/kv_model.h"
 
+#include <cstring>
+
 #include "storage/core/check.h"
 
 namespace kvmill::engine {
-
-std::uint64_t Mix(std::uint64_t x) {
-  x += 0x9E3779B97F4A7C15u;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
 
 NamespaceSpec SpecOf(const ModelShape& shape) {
   NamespaceSpec spec;
@@ -48,19 +43,19 @@ void FillRow(const ModelShape& shape, std::uint64_t prefix, std::uint32_t layer,
   const std::uint64_t seed =
       Mix(prefix ^ (std::uint64_t{layer} << 40) ^ (std::uint64_t{head} << 8) ^ (value ? 1u : 0u));
   // Random sign and mantissa, an exponent of four: magnitudes from 1/4 to 4. fp16 has 5 bits of
-  // exponent with bias 15 and 10 of mantissa, bf16 has 8 with bias 127 and 7.
+  // exponent with bias 15 and 10 of mantissa, bf16 has 8 with bias 127 and 7. Four values at once.
+  constexpr std::uint64_t kLanes = 0x0001000100010001u;
   const std::uint32_t mantissa_bits = shape.bfloat16 ? 7 : 10;
-  std::uint32_t exponent = shape.bfloat16 ? 125 : 13;
+  std::uint64_t exponent = shape.bfloat16 ? 125 : 13;
   if (shape.bfloat16 && layer == 1 && head == 0) exponent += 40;
+  const std::uint64_t random_mask = kLanes * (0x8000u | ((1u << mantissa_bits) - 1));
+  const std::uint64_t magnitude_mask = kLanes * (3u << mantissa_bits);
+  const std::uint64_t base = kLanes * (exponent << mantissa_bits);
   for (std::uint32_t channel = 0; channel < shape.head_dim; channel += 4) {
-    std::uint64_t bits = Mix(seed + channel);
-    for (std::uint32_t i = 0; i < 4; ++i, bits >>= 16) {
-      const auto sign = static_cast<std::uint32_t>(bits & 0x8000u);
-      const auto mantissa = static_cast<std::uint32_t>(bits) & ((1u << mantissa_bits) - 1);
-      const auto magnitude = static_cast<std::uint32_t>(bits >> 12) & 3u;
-      row[channel + i] =
-          static_cast<std::uint16_t>(sign | (exponent + magnitude) << mantissa_bits | mantissa);
-    }
+    const std::uint64_t bits = Mix(seed + channel);
+    const std::uint64_t magnitudes = (bits >> 23 | bits << 41) & magnitude_mask;
+    const std::uint64_t values = (bits & random_mask) | (base + magnitudes);
+    std::memcpy(row + channel, &values, sizeof(values));
   }
 }
 

@@ -16,6 +16,15 @@ namespace kvmill::engine {
 
 inline constexpr std::uint32_t kPageTokens = 16;
 
+// A well-mixed function of its argument (splitmix64), for everything here that wants a seeded
+// choice.
+inline std::uint64_t Mix(std::uint64_t x) {
+  x += 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
 struct ModelShape {
   bool bfloat16 = false;
   std::uint16_t layers = 2;
@@ -44,9 +53,6 @@ BlockKey KeyOf(std::uint64_t prefix);
 // are beyond what a tile's fp16 scales can hold: the store keeps that head raw.
 void FillRow(const ModelShape& shape, std::uint64_t prefix, std::uint32_t layer, std::uint32_t head,
              bool value, std::uint16_t* row);
-
-// A well-mixed function of its argument, for everything here that wants a seeded choice.
-std::uint64_t Mix(std::uint64_t x);
 
 }  // namespace kvmill::engine
 

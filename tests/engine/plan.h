@@ -36,6 +36,7 @@ struct EngineConfig {
   bool tails = false;  // Finished sequences leave their unfinished block, and later turns use it.
   std::uint32_t drafts = 3;  // Speculative tokens of a decode step, at most.
   std::uint32_t request_count = 24;
+  std::uint32_t output_tokens_max = 40;
   std::uint32_t arrival_steps = 3;  // Between two requests, on average.
   std::uint32_t batch_tokens = 160;
   std::uint32_t chunk_tokens = 96;
@@ -49,9 +50,10 @@ struct EngineConfig {
   Fault fault = Fault::kNone;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EngineConfig, seed, shape, layout, ranks, page_count,
-                                   loads_in_step, tails, drafts, request_count, arrival_steps,
-                                   batch_tokens, chunk_tokens, batch_requests, abort_percent,
-                                   lookup_ms, fetch_ms, store_ms, address, namespace_name, fault)
+                                   loads_in_step, tails, drafts, request_count, output_tokens_max,
+                                   arrival_steps, batch_tokens, chunk_tokens, batch_requests,
+                                   abort_percent, lookup_ms, fetch_ms, store_ms, address,
+                                   namespace_name, fault)
 
 // One block in the engine's pages.
 struct BlockPages {

@@ -25,7 +25,7 @@ std::vector<Request> MakeRequests(const EngineConfig& config) {
     request.id = i + 1;
     request.arrival = arrival;
     arrival += random() % (2 * config.arrival_steps + 1);
-    request.output_tokens = between(3, 40);
+    request.output_tokens = between(3, config.output_tokens_max);
     const bool again = !requests.empty() && random() % 4 == 0;
     const Request* before = again ? &requests[random() % requests.size()] : nullptr;
     if (before != nullptr && before->prompt.size() < 300) {
