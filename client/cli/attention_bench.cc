@@ -20,6 +20,7 @@
 #include "kernels/attention.h"
 #include "kernels/encode.h"
 #include "kernels/float16.h"
+#include "storage/core/status_macros.h"
 
 namespace kvmill::cli {
 namespace {
@@ -282,13 +283,18 @@ double Median(const std::vector<double>& ascending) { return ascending[ascending
 
 }  // namespace
 
-absl::StatusOr<AttentionBenchResult> RunAttentionBench(const AttentionBenchOptions& options) {
+absl::Status CheckHeads(const AttentionBenchOptions& options) {
   if (options.kv_heads == 0 || options.q_heads == 0 || options.q_heads % options.kv_heads != 0 ||
       options.q_heads > kAttentionHeadsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--heads-q ", options.q_heads, ", --heads-kv ", options.kv_heads,
                      ": want a multiple, and at most ", kAttentionHeadsMax));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttentionBenchResult> RunAttentionBench(const AttentionBenchOptions& options) {
+  KVMILL_RETURN_IF_ERROR(CheckHeads(options));
   const Layers layers(options);
   Workers workers(options.threads);
   Decoding decoding(options, layers, workers);

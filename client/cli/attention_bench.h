@@ -3,11 +3,14 @@
 #ifndef KVMILL_CLIENT_CLI_ATTENTION_BENCH_H_
 #define KVMILL_CLIENT_CLI_ATTENTION_BENCH_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/tile_format.h"
+#include "storage/device/device.h"
 
 namespace kvmill::cli {
 
@@ -18,6 +21,8 @@ struct AttentionBenchOptions {
   std::uint32_t kv_heads = 8;
   std::uint32_t threads = 1;
   std::uint32_t repetitions = 21;  // Odd, so that the median is a measurement.
+  // Of records on a device, all at different places: more than any cache holds.
+  std::size_t device_bytes = std::size_t{1} << 30;
 };
 
 struct AttentionBenchResult {
@@ -40,6 +45,16 @@ struct AttentionBenchResult {
 // come from memory, as they do when a model's layers take turns. INVALID_ARGUMENT if the heads do
 // not divide.
 absl::StatusOr<AttentionBenchResult> RunAttentionBench(const AttentionBenchOptions& options);
+
+// The same through a device, where one layer of one sequence would be over before the device is
+// busy: one call attends to a batch of sequences, device_bytes of records together, and times are
+// divided by their number, which `layers` has. `read` is what a copy within the device's memory
+// reads and writes; there is no processor time; `threads` means nothing.
+absl::StatusOr<AttentionBenchResult> RunAttentionBenchOn(Device& device,
+                                                         const AttentionBenchOptions& options);
+
+// INVALID_ARGUMENT if the heads do not divide.
+absl::Status CheckHeads(const AttentionBenchOptions& options);
 
 }  // namespace kvmill::cli
 

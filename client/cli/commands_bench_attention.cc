@@ -8,6 +8,7 @@
 #include "client/cli/attention_bench.h"
 #include "client/cli/attention_files.h"
 #include "client/cli/commands.h"
+#include "client/cli/device_arena.h"
 #include "client/cli/human.h"
 #include "client/cli/output.h"
 #include "kernels/attention.h"
@@ -29,6 +30,13 @@ constexpr const char* kAttentionHelp =
     "  *_cpu*             the same in processor time per thread: on a busy machine look at these\n"
     "  read_gb_per_s      as many threads that only read, in the same repetitions\n"
     "  rel_error          over all outputs, against fp64 on the decoded tiles\n"
+    "\n"
+    "With --device cuda or cuda:N one call attends to a batch of sequences, 1 GiB of records "
+    "together;\n"
+    "times are divided by their number, which 'layers' has. read_gb_per_s is then what a copy "
+    "within "
+    "the\n"
+    "GPU's memory reads and writes; there is no processor time, and --threads means nothing.\n"
     "\n"
     "With --kv and --records (a prompt's K and V in fp16, and the records that 'get --tiles' "
     "wrote)\n"
@@ -79,9 +87,22 @@ absl::Status Force(const std::string& simd) {
 
 double Median(const std::vector<double>& ascending) { return ascending[ascending.size() / 2]; }
 
+// A device has no processor time.
+Json MedianOrNull(const std::vector<double>& ascending) {
+  return ascending.empty() ? Json() : Json(Median(ascending));
+}
+Json MinOrNull(const std::vector<double>& ascending) {
+  return ascending.empty() ? Json() : Json(ascending.front());
+}
+
 std::string Spread(const std::vector<double>& ascending, int digits) {
   return absl::StrCat(HumanNumber(ascending.front(), digits), " to ",
                       HumanNumber(ascending.back(), digits), " in ", ascending.size(), " runs");
+}
+
+std::string OfProcessor(const std::vector<double>& ascending_us) {
+  if (ascending_us.empty()) return "";
+  return absl::StrCat("; ", HumanNumber(Median(ascending_us) / 1e3, 2), " ms of processor");
 }
 
 // Attention over a prompt in files.
@@ -120,8 +141,9 @@ absl::Status BenchFiles(const CommonFlags& common, const AttentionFlags& flags) 
 }
 
 absl::Status BenchAttention(const CommonFlags& common, AttentionFlags& flags) {
-  if (flags.device != "host") {
-    return absl::UnimplementedError("--device cuda: attention runs on the host in this version");
+  const bool host = flags.device == "host";
+  if (!host && !(flags.simd.empty() && flags.kv.empty() && flags.records.empty())) {
+    return UsageError("--simd, --kv and --records go with --device host");
   }
   AttentionBenchOptions& options = flags.options;
   KVMILL_ASSIGN_OR_RETURN(options.format, FormatFlag(flags.format, flags.head_dim));
@@ -137,7 +159,16 @@ absl::Status BenchAttention(const CommonFlags& common, AttentionFlags& flags) {
                                    ": want a multiple"));
   }
   if (!flags.simd.empty()) KVMILL_RETURN_IF_ERROR(Force(flags.simd));
-  KVMILL_ASSIGN_OR_RETURN(const AttentionBenchResult result, RunAttentionBench(options));
+  AttentionBenchResult result;
+  std::string simd;
+  if (host) {
+    KVMILL_ASSIGN_OR_RETURN(result, RunAttentionBench(options));
+    simd = SimdInUse();
+  } else {
+    KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenDeviceFlag(flags.device));
+    KVMILL_ASSIGN_OR_RETURN(result, RunAttentionBenchOn(*device, options));
+    simd = DeviceInUse(device->info());
+  }
   const double tiles_us = Median(result.tiles_us);
   const double fp16_us = Median(result.fp16_us);
   if (common.json) {
@@ -148,20 +179,20 @@ absl::Status BenchAttention(const CommonFlags& common, AttentionFlags& flags) {
                {"fp16_gb_per_s", result.fp16_gb_per_s},
                {"read_gb_per_s", result.read_gb_per_s},
                {"rel_error", result.rel_error},
-               {"simd", SimdInUse()},
+               {"simd", simd},
                {"rel_error_fp16", result.rel_error_fp16},
                {"ratio_min", result.ratio.front()},
                {"ratio_max", result.ratio.back()},
                {"tiles_us_min", result.tiles_us.front()},
                {"fp16_us_min", result.fp16_us.front()},
-               {"tiles_cpu_us", Median(result.tiles_cpu_us)},
-               {"fp16_cpu_us", Median(result.fp16_cpu_us)},
-               {"tiles_cpu_us_min", result.tiles_cpu_us.front()},
-               {"fp16_cpu_us_min", result.fp16_cpu_us.front()},
-               {"ratio_cpu", Median(result.ratio_cpu)},
-               {"ratio_cpu_min", result.ratio_cpu.front()},
-               {"ratio_cpu_max", result.ratio_cpu.back()},
-               {"read_cpu_gb_per_s", Median(result.read_cpu_gb_per_s)},
+               {"tiles_cpu_us", MedianOrNull(result.tiles_cpu_us)},
+               {"fp16_cpu_us", MedianOrNull(result.fp16_cpu_us)},
+               {"tiles_cpu_us_min", MinOrNull(result.tiles_cpu_us)},
+               {"fp16_cpu_us_min", MinOrNull(result.fp16_cpu_us)},
+               {"ratio_cpu", MedianOrNull(result.ratio_cpu)},
+               {"ratio_cpu_min", MinOrNull(result.ratio_cpu)},
+               {"ratio_cpu_max", host ? Json(result.ratio_cpu.back()) : Json()},
+               {"read_cpu_gb_per_s", MedianOrNull(result.read_cpu_gb_per_s)},
                {"threads", options.threads},
                {"layers", result.layers}});
     return absl::OkStatus();
@@ -169,19 +200,24 @@ absl::Status BenchAttention(const CommonFlags& common, AttentionFlags& flags) {
   Report report;
   report.Add("attention", absl::StrCat(HumanCount(options.context), " tokens"),
              absl::StrCat(options.q_heads, " query and ", options.kv_heads, " KV heads, head_dim ",
-                          flags.head_dim, ", ", ToString(options.format), ", ", options.threads,
-                          options.threads == 1 ? " thread, " : " threads, ", SimdInUse()));
-  report.Add("tiles", absl::StrCat(HumanNumber(tiles_us / 1e3, 2), " ms"),
-             absl::StrCat(HumanNumber(result.tiles_gb_per_s, 2), " GB/s of records; ",
-                          HumanNumber(Median(result.tiles_cpu_us) / 1e3, 2), " ms of processor"));
-  report.Add("fp16", absl::StrCat(HumanNumber(fp16_us / 1e3, 2), " ms"),
-             absl::StrCat(HumanNumber(result.fp16_gb_per_s, 2), " GB/s; ",
-                          HumanNumber(Median(result.fp16_cpu_us) / 1e3, 2), " ms of processor"));
+                          flags.head_dim, ", ", ToString(options.format), ", ",
+                          host ? absl::StrCat(options.threads,
+                                              options.threads == 1 ? " thread, " : " threads, ")
+                               : absl::StrCat("one of ", result.layers, " sequences, "),
+                          simd));
+  report.Add("tiles", absl::StrCat(HumanNumber(tiles_us / 1e3, host ? 2 : 4), " ms"),
+             absl::StrCat(HumanNumber(result.tiles_gb_per_s, 2), " GB/s of records",
+                          OfProcessor(result.tiles_cpu_us)));
+  report.Add(
+      "fp16", absl::StrCat(HumanNumber(fp16_us / 1e3, host ? 2 : 4), " ms"),
+      absl::StrCat(HumanNumber(result.fp16_gb_per_s, 2), " GB/s", OfProcessor(result.fp16_cpu_us)));
   report.Add("ratio", HumanNumber(Median(result.ratio), 2),
-             absl::StrCat(Spread(result.ratio, 2), "; of processor time ",
-                          HumanNumber(Median(result.ratio_cpu), 2)));
+             absl::StrCat(Spread(result.ratio, 2),
+                          host ? absl::StrCat("; of processor time ",
+                                              HumanNumber(Median(result.ratio_cpu), 2))
+                               : ""));
   report.Add("memory", absl::StrCat(HumanNumber(result.read_gb_per_s, 2), " GB/s"),
-             "reading only, as many threads");
+             host ? "reading only, as many threads" : "read and written by a copy");
   report.Add("error", absl::StrCat(HumanNumber(result.rel_error * 1e6, 0), "e-6"),
              absl::StrCat("relative, against fp64 on decoded tiles; fp16 ",
                           HumanNumber(result.rel_error_fp16 * 1e6, 1), "e-6"));
@@ -222,8 +258,8 @@ void AddBenchAttention(CommandLine& line, CLI::App& bench) {
       ->type_name("PREFIX");
   app->add_option("--records", flags->records, "Their records: PREFIXL00.records, ...")
       ->type_name("PREFIX");
-  app->add_option("--device", flags->device, "host or cuda")
-      ->check(CLI::IsMember({"host", "cuda"}))
+  app->add_option("--device", flags->device, "host, cuda (the first GPU) or cuda:N")
+      ->check(CheckDeviceFlag)
       ->capture_default_str();
 }
 

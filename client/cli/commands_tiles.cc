@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands.h"
+#include "client/cli/device_arena.h"
 #include "client/cli/files.h"
 #include "client/cli/human.h"
 #include "client/cli/npy.h"
@@ -59,15 +60,16 @@ absl::StatusOr<Encoder> EncoderFlag(const EncodeFlags& flags) {
     return absl::UnimplementedError(
         "--algorithm refined is not available in this version; use kvarn");
   }
-  if (flags.encoder == "cuda") {
-    return absl::UnimplementedError(
-        "--encoder cuda: this build has no CUDA kernels; use cpu or reference");
-  }
+  if (flags.encoder != "cpu" && flags.encoder != "reference") return Encoder::kDevice;
   return flags.encoder == "cpu" ? Encoder::kCpu : Encoder::kReference;
 }
 
 absl::Status Encode(const CommonFlags& common, const EncodeFlags& flags) {
   KVMILL_ASSIGN_OR_RETURN(const Encoder encoder, EncoderFlag(flags));
+  std::unique_ptr<Device> device;
+  if (encoder == Encoder::kDevice) {
+    KVMILL_ASSIGN_OR_RETURN(device, OpenDeviceFlag(flags.encoder));
+  }
   // The name is checked before files are read; 128 stands in for the head_dim they will tell.
   KVMILL_RETURN_IF_ERROR(FormatFlag(flags.format, 128).status());
   const DType dtype = flags.bf16 ? DType::kBFloat16 : DType::kFloat16;
@@ -78,7 +80,8 @@ absl::Status Encode(const CommonFlags& common, const EncodeFlags& flags) {
     return absl::InvalidArgumentError(
         absl::StrCat(flags.k, ": shape ", k.ShapeString(), ": ", format.status().message()));
   }
-  KVMILL_ASSIGN_OR_RETURN(const EncodedTensors encoded, EncodeTensors(k, v, *format, encoder));
+  KVMILL_ASSIGN_OR_RETURN(const EncodedTensors encoded,
+                          EncodeTensors(k, v, *format, encoder, device.get()));
   if (!encoded.raw_heads.empty() && flags.raw_out.empty()) {
     const RawHead& first = encoded.raw_heads.front();
     return absl::FailedPreconditionError(absl::StrCat(
@@ -207,8 +210,12 @@ void AddTileCommands(CommandLine& line) {
   app->add_option("--algorithm", encode->algorithm, "kvarn or refined")
       ->check(CLI::IsMember({"kvarn", "refined"}))
       ->capture_default_str();
-  app->add_option("--encoder", encode->encoder, "Implementation")
-      ->check(CLI::IsMember({"reference", "cpu", "cuda"}))
+  app->add_option("--encoder", encode->encoder, "reference, cpu, cuda (the first GPU) or cuda:N")
+      ->check([](const std::string& encoder) {
+        if (encoder == "reference" || encoder == "cpu") return std::string();
+        if (encoder != "host" && CheckDeviceFlag(encoder).empty()) return std::string();
+        return absl::StrCat("'", encoder, "': want reference, cpu, cuda or cuda:N");
+      })
       ->capture_default_str();
   app->add_flag("--bf16", encode->bf16, "The files hold bfloat16 bits");
 

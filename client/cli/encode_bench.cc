@@ -119,14 +119,14 @@ std::vector<double> TimeTogether(std::uint32_t threads, std::uint32_t repetition
   return seconds;
 }
 
-double MeasureReference(Workload& workload, std::size_t tile_bytes) {
+double MeasureReference(Workload& workload, const TileFormat& format) {
   constexpr std::size_t kTiles = 2;
   const std::size_t tiles = std::min(kTiles, workload.tile_count());
   std::vector<double> seconds;
   for (int r = 0; r < 5; ++r) {
     seconds.push_back(SecondsOf([&] { workload.Encode(&EncodeTilesReference, tiles); }));
   }
-  return static_cast<double>(tiles * tile_bytes) / Median(seconds) / 1e9;
+  return static_cast<double>(tiles * RawBytes(format, format.group)) / Median(seconds) / 1e9;
 }
 
 double MeasureMemcpy(std::uint32_t threads) {
@@ -141,6 +141,11 @@ double MeasureMemcpy(std::uint32_t threads) {
 }
 
 }  // namespace
+
+double MeasureReferenceEncoder(const TileFormat& format) {
+  Workload workload(format, 1);
+  return MeasureReference(workload, format);
+}
 
 EncodeBenchResult RunEncodeBench(const EncodeBenchOptions& options) {
   std::vector<std::unique_ptr<Workload>> workloads;
@@ -165,7 +170,7 @@ EncodeBenchResult RunEncodeBench(const EncodeBenchOptions& options) {
   result.median_us = Median(result.us_per_tile);
   const std::size_t tile_bytes = RawBytes(options.format, options.format.group);
   result.gb_per_s = static_cast<double>(options.threads * tile_bytes) / result.median_us / 1e3;
-  result.reference_gb_per_s = MeasureReference(first, tile_bytes);
+  result.reference_gb_per_s = MeasureReference(first, options.format);
   result.memcpy_gb_per_s = MeasureMemcpy(options.threads);
   result.bound_us = MeasureEncodePassesMicroseconds(options.format);
   return result;

@@ -2,11 +2,13 @@
 #ifndef KVMILL_CLIENT_CLI_ENCODE_BENCH_H_
 #define KVMILL_CLIENT_CLI_ENCODE_BENCH_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/tile_format.h"
+#include "storage/device/device.h"
 
 namespace kvmill::cli {
 
@@ -14,6 +16,8 @@ struct EncodeBenchOptions {
   TileFormat format;
   std::uint32_t threads = 1;
   std::uint32_t repetitions = 15;  // Odd, so that the median is a measurement.
+  // Of 16-bit values on a device, all at different places: more than any cache holds.
+  std::size_t device_bytes = std::size_t{1} << 30;
 };
 
 struct EncodeBenchResult {
@@ -28,6 +32,16 @@ struct EncodeBenchResult {
 
 // Encodes Gaussian tiles, 2 MiB of them a thread, over and over.
 EncodeBenchResult RunEncodeBench(const EncodeBenchOptions& options);
+
+// The same through a device: device_bytes of tiles in one call, from enqueuing to the end. There
+// us_per_tile is the device's time divided by the tiles, memcpy a copy within its memory, bound_us
+// the bytes of a tile and its record at that speed; `threads` means nothing. INTERNAL when a tile
+// comes out wrong; the errors of the device.
+absl::StatusOr<EncodeBenchResult> RunEncodeBenchOn(Device& device,
+                                                   const EncodeBenchOptions& options);
+
+// One thread of the reference encoder, in GB a second.
+double MeasureReferenceEncoder(const TileFormat& format);
 
 }  // namespace kvmill::cli
 

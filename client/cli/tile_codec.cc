@@ -11,9 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "client/cli/device_codec.h"
 #include "client/cli/output.h"
 #include "kernels/decode.h"
 #include "kernels/engine_pages.h"
+#include "storage/core/status_macros.h"
 
 namespace kvmill::cli {
 namespace {
@@ -157,11 +159,14 @@ absl::Status DescribeNonFinite(const HeadPages& k, const HeadPages& v, const Til
 // Encodes and measures the heads of one block. Owned by one thread.
 class BlockEncoder {
  public:
-  BlockEncoder(const Tensor& k, const Tensor& v, const TileFormat& format, Encoder encoder)
+  // `done`: what a device made of each head of each block; then only the measuring is left.
+  BlockEncoder(const Tensor& k, const Tensor& v, const TileFormat& format, Encoder encoder,
+               absl::Span<const EncodeResult> done)
       : k_(k),
         v_(v),
         format_(format),
         encoder_(encoder),
+        done_(done),
         scratch_(EncodeScratchBytes(format)),
         decoded_k_(std::size_t{format.group} * format.head_dim),
         decoded_v_(decoded_k_.size()) {}
@@ -172,11 +177,9 @@ class BlockEncoder {
       const auto k = ReadHead(k_, format_, block, head);
       const auto v = ReadHead(v_, format_, block, head);
       auto* record = reinterpret_cast<std::byte*>(records + head * RecordBytes(format_));
-      const EncodeArgs args{k.view, v.view, record};
-      EncodeResult result = EncodeResult::kTile;
-      const auto encode = encoder_ == Encoder::kCpu ? &EncodeTilesCpu : &EncodeTilesReference;
-      encode(format_, Frame::kModel, absl::MakeConstSpan(&args, 1), absl::MakeSpan(&result, 1),
-             scratch_.span());
+      const EncodeResult result = encoder_ == Encoder::kDevice
+                                      ? done_[std::size_t{block} * k_.heads + head]
+                                      : EncodeHead({k.view, v.view, record});
       if (result == EncodeResult::kNonFinite) {
         outcome.status = DescribeNonFinite(k.view, v.view, format_, block, head);
         return;
@@ -187,7 +190,7 @@ class BlockEncoder {
         continue;
       }
       const auto decode =
-          encoder_ == Encoder::kCpu ? &DecodeTileToFloatCpu : &DecodeTileToFloatReference;
+          encoder_ == Encoder::kReference ? &DecodeTileToFloatReference : &DecodeTileToFloatCpu;
       decode(format_, Frame::kModel, record, absl::MakeSpan(decoded_k_),
              absl::MakeSpan(decoded_v_));
       outcome.k.Add(k.view, format_, decoded_k_.data());
@@ -196,10 +199,19 @@ class BlockEncoder {
   }
 
  private:
+  EncodeResult EncodeHead(const EncodeArgs& args) {
+    EncodeResult result = EncodeResult::kTile;
+    const auto encode = encoder_ == Encoder::kCpu ? &EncodeTilesCpu : &EncodeTilesReference;
+    encode(format_, Frame::kModel, absl::MakeConstSpan(&args, 1), absl::MakeSpan(&result, 1),
+           scratch_.span());
+    return result;
+  }
+
   const Tensor& k_;
   const Tensor& v_;
   const TileFormat format_;
   const Encoder encoder_;
+  const absl::Span<const EncodeResult> done_;
   Scratch scratch_;
   std::vector<float> decoded_k_, decoded_v_;
 };
@@ -227,7 +239,8 @@ absl::Status CheckScales(const TileFormat& format, const char* record, std::uint
 }  // namespace
 
 absl::StatusOr<EncodedTensors> EncodeTensors(const Tensor& k, const Tensor& v,
-                                             const TileFormat& format, Encoder encoder) {
+                                             const TileFormat& format, Encoder encoder,
+                                             Device* device) {
   if (k.tokens != v.tokens || k.heads != v.heads || k.head_dim != v.head_dim) {
     return absl::InvalidArgumentError(absl::StrCat("K is ", k.ShapeString(), " and V is ",
                                                    v.ShapeString(), "; they must be the same"));
@@ -241,10 +254,14 @@ absl::StatusOr<EncodedTensors> EncodeTensors(const Tensor& k, const Tensor& v,
   encoded.tail_tokens = k.tokens % format.group;
   const std::size_t block_bytes = RecordBytes(format) * k.heads;
   encoded.records.resize(encoded.block_count * block_bytes);
+  std::vector<EncodeResult> done;
+  if (encoder == Encoder::kDevice) {
+    KVMILL_RETURN_IF_ERROR(EncodeOnDevice(*device, k, v, format, &encoded.records, &done));
+  }
   std::vector<BlockOutcome> outcomes(encoded.block_count);
   ForEachBlock(encoded.block_count, "encoding", [&] {
     // Shared because std::function must be copyable; one thread uses it.
-    auto worker = std::make_shared<BlockEncoder>(k, v, format, encoder);
+    auto worker = std::make_shared<BlockEncoder>(k, v, format, encoder, done);
     return [&, worker](std::uint32_t block) {
       worker->Encode(block, encoded.records.data() + block * block_bytes, outcomes[block]);
     };

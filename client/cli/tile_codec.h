@@ -13,10 +13,11 @@
 #include "client/cli/raw_heads.h"
 #include "kernels/encode.h"
 #include "kernels/tile_format.h"
+#include "storage/device/device.h"
 
 namespace kvmill::cli {
 
-enum class Encoder : std::uint8_t { kReference, kCpu };
+enum class Encoder : std::uint8_t { kReference, kCpu, kDevice };
 
 struct EncodedTensors {
   std::uint32_t block_count = 0;  // Whole blocks; the tail is not encoded.
@@ -28,9 +29,11 @@ struct EncodedTensors {
 };
 
 // K and V must have the same shape, and head_dim that of the format. INVALID_ARGUMENT otherwise,
-// and for NaN or infinity (naming token, head and channel).
+// and for NaN or infinity (naming token, head and channel). kDevice encodes on `device`, and passes
+// on its errors.
 absl::StatusOr<EncodedTensors> EncodeTensors(const Tensor& k, const Tensor& v,
-                                             const TileFormat& format, Encoder encoder);
+                                             const TileFormat& format, Encoder encoder,
+                                             Device* device = nullptr);
 
 struct DecodedTensors {
   std::uint32_t block_count = 0;
