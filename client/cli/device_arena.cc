@@ -9,7 +9,12 @@
 namespace kvmill::cli {
 
 absl::StatusOr<std::unique_ptr<Device>> OpenDeviceFlag(const std::string& flag) {
-  return OpenDevice(flag == "cuda" ? "cuda:0" : flag);
+  absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice(flag == "cuda" ? "cuda:0" : flag);
+  // UNAVAILABLE is for servers: main would ask whether one is running.
+  if (absl::IsUnavailable(device.status())) {
+    return absl::FailedPreconditionError(device.status().message());
+  }
+  return device;
 }
 
 std::string CheckDeviceFlag(const std::string& flag) {

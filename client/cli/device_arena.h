@@ -15,7 +15,7 @@
 
 namespace kvmill::cli {
 
-// "cuda" of a flag is the first GPU.
+// "cuda" of a flag is the first GPU. FAILED_PRECONDITION when it is not there.
 absl::StatusOr<std::unique_ptr<Device>> OpenDeviceFlag(const std::string& flag);
 // Whether the flag is "host", "cuda" or "cuda:N"; for CLI::App::check: empty, or what is wrong.
 std::string CheckDeviceFlag(const std::string& flag);

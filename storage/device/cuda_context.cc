@@ -10,7 +10,7 @@
 namespace kvmill {
 namespace {
 
-constexpr const char* kOrHost = "or use --device host";
+constexpr const char* kOrHost = "or use the host";
 
 // "13.0" of 13000.
 std::string VersionName(int version) {

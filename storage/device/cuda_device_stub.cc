@@ -10,7 +10,7 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index) {
   return absl::UnavailableError(
       absl::StrCat("cuda:", index,
                    ": this build has no CUDA; configure it with -DKVMILL_CUDA=ON "
-                   "where nvcc is installed, or use --device host"));
+                   "where nvcc is installed, or use the host"));
 }
 
 CUstream_st* NativeCudaStream(DeviceStream&) { return nullptr; }
