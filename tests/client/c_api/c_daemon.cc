@@ -1,7 +1,12 @@
 #include "tests/client/c_api/c_daemon.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <random>
 
 namespace kvmill::testing {
@@ -72,6 +77,21 @@ void CApiTest::StartDaemon() {
       std::vector<std::string>{"--socket", directory_ / "run/kvmill.sock", "--host-bytes", "64MiB",
                                "--data-dir", directory_ / "data", "--disk-bytes", "64MiB"});
   ASSERT_FALSE(daemon_->WaitReady().is_null()) << daemon_->standard_error();
+}
+
+void CApiTest::StopDaemon() {
+  daemon_->Signal(SIGSTOP);
+  const std::string tasks = "/proc/" + std::to_string(daemon_->pid()) + "/task";
+  for (bool all = false; !all; usleep(1000)) {
+    all = true;
+    for (const auto& task : std::filesystem::directory_iterator(tasks)) {
+      std::ifstream file(task.path() / "stat");
+      std::string stat;
+      std::getline(file, stat);
+      const std::size_t name_end = stat.rfind(')');
+      all = all && name_end != std::string::npos && stat.substr(name_end, 3) == ") T";
+    }
+  }
 }
 
 kvmill_client* CApiTest::Connect(std::uint64_t timeout_ms) const {

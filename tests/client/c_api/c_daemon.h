@@ -45,6 +45,7 @@ class CApiTest : public ::testing::Test {
 
   // Starts a daemon; SetUp does.
   void StartDaemon();
+  void StopDaemon();  // SIGSTOP, and waits until every thread of it stands still.
   kvmill_client* Connect(std::uint64_t timeout_ms = 60000) const;
   std::string address() const { return "unix:" + (directory_ / "run/kvmill.sock"); }
 

@@ -81,7 +81,7 @@ TEST_F(Lifetimes, ADaemonThatDiesGivesOneErrorForEachCall) {
   const std::vector<kvmill_fetch_output> outputs = Outputs(&out);
   const std::string name = "key";
   const kvmill_key key = Key(name);
-  daemon_->Signal(SIGSTOP);
+  StopDaemon();
   for (std::uint64_t tag = 0; tag < 40; tag += 4) {
     ASSERT_EQ(kvmill_stat(client_, nullptr, queue_, tag), KVMILL_OK);
     ASSERT_EQ(kvmill_store(client_, ns, &stored, 1, nullptr, nullptr, queue_, tag + 1), KVMILL_OK);
@@ -122,7 +122,7 @@ TEST_F(Lifetimes, DestroyingAClientEndsItsCallsAndKeepsTheirEvents) {
   const std::vector<kvmill_fetch_output> outputs = Outputs(&out);
   const std::string name = "key";
   const kvmill_key key = Key(name);
-  daemon_->Signal(SIGSTOP);
+  StopDaemon();
   kvmill_client* const second = Connect();
   for (std::uint64_t tag = 0; tag < 10; ++tag) {
     ASSERT_EQ(kvmill_fetch(second, ns, &key, 1, outputs.data(), 2, nullptr, nullptr, queue_, tag),
@@ -141,7 +141,7 @@ TEST_F(Lifetimes, DestroyingAClientEndsItsCallsAndKeepsTheirEvents) {
 }
 
 TEST_F(Lifetimes, DeadlinesEndCalls) {
-  daemon_->Signal(SIGSTOP);
+  StopDaemon();
   auto call = Init<kvmill_call_options>();
   call.timeout_ms = 50;
   EXPECT_EQ(Finish(kvmill_stat(client_, &call, queue_, 1)).event.code, KVMILL_DEADLINE_EXCEEDED);
