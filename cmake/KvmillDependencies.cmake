@@ -17,6 +17,14 @@ pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)
 pkg_check_modules(isal REQUIRED IMPORTED_TARGET libisal)
 pkg_check_modules(ucx REQUIRED IMPORTED_TARGET ucx)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+if(PROJECT_IS_TOP_LEVEL)  # The Python package, and lints.
+  if(NOT Python3_EXECUTABLE AND EXISTS /usr/bin/python3)
+    set(Python3_EXECUTABLE /usr/bin/python3)  # Whose modules are Debian's packages, whatever else PATH has.
+  endif()
+  find_package(Python3 REQUIRED COMPONENTS Interpreter Development.Module)
+  set(PYBIND11_NOPYTHON ON)  # It would look for Python in an older way.
+  find_package(pybind11 CONFIG REQUIRED)
+endif()
 if(KVMILL_TESTS)
   find_package(GTest CONFIG REQUIRED)
   find_package(Boost REQUIRED COMPONENTS context)

@@ -37,6 +37,7 @@ LIBRARIES = {
     "test": ("gtest/", "gmock/", "benchmark/"),
     "boost": ("boost/",),
     "isal": ("isa-l/", "isa-l.h"),
+    "python": ("pybind11/", "Python.h"),
 }
 
 # Of absl, kernels use only what has no cost and no state.
@@ -57,6 +58,7 @@ LAYERS = {
     "client/transport": (("storage/core", "storage/device", "kernels"), ("absl", "ucx", "openssl")),
     "client": (("proto", "storage/core", "kernels", "client/transport"), ("absl", "grpc", "protobuf")),
     "client/c_api": (("client", "storage/core", "kernels"), ("absl", "protobuf")),
+    "client/python": (("client",), ("python",)),
     "client/cli": (("client", "storage", "kernels"), ("absl", "cli11", "json")),
     "client/eval": (("client", "storage", "kernels"), ("absl", "cli11", "json")),
     "service": (("client", "storage", "kernels", "proto"),
@@ -182,7 +184,8 @@ def self_test():
         "kernels/encode.h": "", "kernels/cpu/encode-inl.h": "", "kernels/cuda/device.h": "",
         "storage/core/clock.h": "", "storage/device/device.h": "", "storage/tiered_store.h": "",
         "storage/eviction/policy.h": "", "client/client.h": "", "client/transport/link.h": "",
-        "client/cli/npy.h": "", "client/c_api/queue.h": "", "service/node.h": "", "proto/kvmill/v1/cache.proto": "", "tests/support/fake.h": "",
+        "client/cli/npy.h": "", "client/c_api/queue.h": "", "client/kvmill.h": "",
+        "service/node.h": "", "proto/kvmill/v1/cache.proto": "", "tests/support/fake.h": "",
     }
     refused = [
         ("kernels/a.cc", '"storage/core/clock.h"'),
@@ -208,6 +211,8 @@ def self_test():
         ("client/a.cc", '"client/cli/npy.h"'),
         ("client/a.cc", '"client/c_api/queue.h"'),
         ("client/c_api/a.cc", '"kvmill/v1/cache.pb.h"'),
+        ("client/c_api/a.cc", "<pybind11/pybind11.h>"),
+        ("client/python/a.cc", '"absl/status/status.h"'),
         ("client/a.cc", '"nlohmann/json.hpp"'),
         ("client/a.cc", "<ucp/api/ucp.h>"),
         ("client/cli/a.cc", '"service/node.h"'),
@@ -241,6 +246,7 @@ def self_test():
         ("client/a.cc", '"client/transport/link.h"'),
         ("client/cli/a.cc", '"storage/eviction/policy.h"'),
         ("client/c_api/a.cc", '"client/client.h"'),
+        ("client/python/a.cc", '"client/kvmill.h"'),
         ("client/cli/a.cc", '"client/client.h"'),
         ("client/cli/a.cc", "<CLI/CLI.hpp>"),
         ("service/a.cc", '"client/client.h"'),

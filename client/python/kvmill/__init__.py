@@ -1,0 +1,51 @@
+"""kvmill: keep the attention KV cache of LLM inference in a kvmilld, quantized.
+
+    with kvmill.Client("unix:/run/kvmill/kvmill.sock") as client:
+        ns = client.open_namespace("demo", kvmill.NamespaceSpec(
+            [kvmill.LayerGroup(layers=range(32), kv_heads=8, head_dim=128)], model="m", revision="1", hash_scheme="h"))
+        client.store(ns, [kvmill.Block(key, layers=[(k, v), ...])])
+        out = ns.empty(1)
+        if client.fetch(ns, [key], out).blocks[0].hit: ...
+
+K and V are arrays [tokens, heads, head_dim] of float16 or bfloat16: numpy arrays, torch tensors on the CPU, anything
+with the buffer protocol or DLPack; they are read and written in place. AsyncClient has the same calls for asyncio.
+docs/client.md explains namespaces, keys, tails and misses.
+"""
+from typing import Any, Tuple
+
+from kvmill import _native
+from kvmill._client import AsyncClient, Client
+from kvmill._errors import (CallCancelledError, Code, DeadlineExceededError, Error, FailedPreconditionError,
+                            InvalidArgumentError, NotFoundError, ResourceExhaustedError, UnavailableError)
+from kvmill._types import (Attention, Block, DType, FetchedBlock, FetchResult, Frame, LayerGroup, LookupResult, Namespace,
+                           NamespaceSpec, Outcome, Paged, Stat, StoredBlock, StoreResult, Tier, TierUsage)
+
+__all__ = [
+    "AsyncClient", "Attention", "Block", "CallCancelledError", "Client", "Code", "DLPack", "DType", "DeadlineExceededError",
+    "Error", "FailedPreconditionError", "FetchResult", "FetchedBlock", "Frame", "InvalidArgumentError", "LayerGroup",
+    "LookupResult", "Namespace", "NamespaceSpec", "NotFoundError", "Outcome", "Paged", "ResourceExhaustedError", "Stat",
+    "StoreResult", "StoredBlock", "Tier", "TierUsage", "UnavailableError", "tail_key"]
+
+__version__ = _native.version()
+
+
+def tail_key(parent: bytes, token_count: int) -> bytes:
+    """Key of an unfinished last block of `token_count` tokens; `parent` is the block before it, b"" for none."""
+    return _native.tail_key(parent, token_count)
+
+
+class DLPack:
+    """A 16-bit array for DLPack consumers, in place: `torch.from_dlpack(kvmill.DLPack(array, kvmill.DType.BFLOAT16))`.
+
+    For bfloat16, whose bits numpy keeps as uint16 and would export as such.
+    """
+
+    def __init__(self, array: Any, dtype: DType) -> None:
+        self._array = array
+        self._code = 4 if dtype == DType.BFLOAT16 else 2
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        return _native.to_dlpack(self._array, self._code)
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return 1, 0

@@ -1,0 +1,130 @@
+"""Calls as pairs: what starts one on a queue, and what makes its result. The blocking and the asyncio client share
+them, and differ only in how they wait."""
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Generic, Iterable, Optional, Sequence, Tuple, TypeVar
+
+from kvmill import _native
+from kvmill._errors import Error, error_of
+from kvmill._types import (Block, FetchedBlock, FetchResult, Frame, KV, LookupResult, Namespace, NamespaceSpec, Outcome,
+                           Paged, Stat, StoredBlock, StoreResult, Tier, TierUsage)
+
+T = TypeVar("T")
+
+VALUES16, RECORDS, PAGES = 0, 1, 2
+
+
+class Call(Generic[T]):
+    """`start(queue)` returns the tag of the event that will come; `finish(event)` its result, or raises."""
+
+    def __init__(self, start: Callable[[_native.Queue], int], convert: Callable[[Any], T]) -> None:
+        self.start = start
+        self._convert = convert
+
+    def finish(self, event: Tuple[int, int, str, int, Any]) -> T:
+        _, code, message, retry_after_ms, value = event
+        if code != 0:
+            raise error_of(code, message, retry_after_ms)
+        return self._convert(value)
+
+
+def milliseconds(timeout: Optional[float]) -> int:
+    """0 stands for the default."""
+    if timeout is None:
+        return 0
+    if not 0 < timeout < 2 ** 40:
+        raise ValueError(f"timeout {timeout}, want more than 0 seconds, or None")
+    return math.ceil(timeout * 1000)
+
+
+def _error(code: int, message: str, retry_after_ms: int) -> Optional[Error]:
+    return error_of(code, message, retry_after_ms) if code else None
+
+
+def _of(ns: Namespace) -> _native.Namespace:
+    if not isinstance(ns, Namespace):
+        raise TypeError(f"a {type(ns).__name__} is not a Namespace")
+    return ns._native  # pylint: disable=protected-access  # This package's.
+
+
+def _kv(kv: KV) -> Any:
+    return (kv.cache, kv.pages) if isinstance(kv, Paged) else kv
+
+
+def _layer(layer: Any) -> Any:
+    return (_kv(layer[0]), _kv(layer[1])) if isinstance(layer, (tuple, list)) and len(layer) == 2 else layer
+
+
+def _store_result(value: Any) -> StoreResult:
+    blocks, *sums = value
+    return StoreResult(tuple(StoredBlock(Outcome(outcome), _error(code, message, retry))
+                             for code, message, retry, outcome, _, _ in blocks), *sums)
+
+
+def _fetch_result(value: Any) -> FetchResult:
+    blocks, page_bytes, lengths = value
+    return FetchResult(tuple(FetchedBlock(_error(code, message, retry), Tier(tier), tokens, tuple(pages))
+                             for (code, message, retry, _, tier, tokens), pages in zip(blocks, lengths)), page_bytes)
+
+
+def _stat_result(value: Any) -> Stat:
+    fields = list(value)
+    fields[4] = tuple(TierUsage(Tier(tier), *rest) for tier, *rest in fields[4])
+    return Stat(*fields)
+
+
+def _lookup_result(value: Any) -> LookupResult:
+    hit_blocks, hit_tokens, tiers, tail_tokens, tail_key = value
+    return LookupResult(hit_blocks, hit_tokens, tuple(map(Tier, tiers)), tail_tokens, tail_key)
+
+
+def open_namespace(client: _native.Client, name: str, spec: NamespaceSpec, timeout: Optional[float]) -> Call[Namespace]:
+    groups = [(list(group.layers), group.kv_heads, group.head_dim, int(group.attention), group.window_tokens)
+              for group in spec.groups]
+    fields = (groups, spec.model, spec.revision, spec.adapter_digest, spec.salt, spec.hash_scheme, int(spec.source_dtype),
+              spec.block_tokens, spec.key_bits, spec.value_bits, int(spec.frame), spec.sink_blocks)
+    return Call(lambda queue: client.open_namespace(queue, name, fields, milliseconds(timeout)), Namespace)
+
+
+def find_namespace(client: _native.Client, name: str, timeout: Optional[float]) -> Call[Namespace]:
+    return Call(lambda queue: client.find_namespace(queue, name, milliseconds(timeout)), Namespace)
+
+
+def lookup(client: _native.Client, ns: Namespace, keys: Sequence[bytes], find_tail: bool,
+           timeout: Optional[float]) -> Call[LookupResult]:
+    return Call(lambda queue: client.lookup(queue, _of(ns), keys, find_tail, milliseconds(timeout)), _lookup_result)
+
+
+def store(client: _native.Client, ns: Namespace, blocks: Iterable[Block], wait_durable: bool, head_begin: int,
+          head_count: int, timeout: Optional[float]) -> Call[StoreResult]:
+    _of(ns)
+    rows = [(block.key, block.parent, ns.spec.block_tokens if block.token_count is None else block.token_count,
+             block.block_index, [_layer(layer) for layer in block.layers]) for block in blocks]
+    return Call(
+        lambda queue: client.store(queue, _of(ns), rows, wait_durable, head_begin, head_count, milliseconds(timeout)),
+        _store_result)
+
+
+def fetch(client: _native.Client, ns: Namespace, keys: Sequence[bytes], out: Sequence[Sequence[Any]], form: int,
+          frame: Frame, head_begin: int, head_count: int, timeout: Optional[float]) -> Call[FetchResult]:
+    rows = [[_layer(layer) for layer in block] for block in out]
+    return Call(
+        lambda queue: client.fetch(queue, _of(ns), keys, rows, form, int(frame), head_begin, head_count,
+                                   milliseconds(timeout)), _fetch_result)
+
+
+def remove(client: _native.Client, ns: Namespace, keys: Sequence[bytes], timeout: Optional[float]) -> Call[int]:
+    return Call(lambda queue: client.remove(queue, _of(ns), keys, milliseconds(timeout)), int)
+
+
+def clear(client: _native.Client, ns: Namespace, timeout: Optional[float]) -> Call[int]:
+    return Call(lambda queue: client.clear(queue, _of(ns), milliseconds(timeout)), int)
+
+
+def flush(client: _native.Client, timeout: Optional[float]) -> Call[int]:
+    return Call(lambda queue: client.flush(queue, milliseconds(timeout)), int)
+
+
+def stat(client: _native.Client, timeout: Optional[float]) -> Call[Stat]:
+    return Call(lambda queue: client.stat(queue, milliseconds(timeout)), _stat_result)

@@ -1,0 +1,258 @@
+"""The two clients: Client blocks, AsyncClient awaits."""
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import weakref
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+
+from kvmill import _calls, _native
+from kvmill._calls import Call
+from kvmill._types import Block, FetchResult, Frame, LookupResult, Namespace, NamespaceSpec, Stat, StoreResult
+
+T = TypeVar("T")
+
+_open: "weakref.WeakSet[_Base]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    # Threads of the library that outlive the interpreter would report into nothing.
+    for client in list(_open):
+        client._native.close()  # pylint: disable=protected-access
+
+
+class _Base:
+    def __init__(self, address: str, timeout: float) -> None:
+        self._native = _native.Client(address, _calls.milliseconds(timeout))
+        self._address = address
+        self._pid = os.getpid()
+        _open.add(self)
+
+    @property
+    def boot_id(self) -> str:
+        """Boot id (lower-case hex) that the daemon last showed; empty before the first answer. Another one than before
+        means that the daemon was restarted."""
+        return self._native.boot_id
+
+    @property
+    def closed(self) -> bool:
+        return self._native.closed
+
+    def __repr__(self) -> str:
+        return f"<kvmill.{type(self).__name__} {self._address!r}{' closed' if self.closed else ''}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} belongs to its process: pass the address and make one in each")
+
+
+class Client(_Base):
+    """Calls that block, with the GIL released while they wait. Any number of threads may use one client.
+
+    Args:
+        address: "unix:/run/kvmill/kvmill.sock" or "host:port". The connection is made when first needed.
+        timeout: Seconds, of calls that say nothing.
+
+    Memory that is passed in is used in place and must not change until the call returns. After fork() a child makes a
+    client of its own; the parent's raises FailedPreconditionError there. Errors are subclasses of Error.
+    """
+
+    def __init__(self, address: str, timeout: float = 10.0) -> None:
+        super().__init__(address, timeout)
+        self._idle: List[_native.Queue] = []
+        self._abandoned: List[_native.Queue] = []  # Of calls that a signal interrupted, and that may still run.
+
+    def _run(self, call: Call[T]) -> T:
+        queue = self._idle.pop() if self._idle and self._pid == os.getpid() else _native.Queue()
+        call.start(queue)
+        try:
+            event = queue.take(-1)
+        except BaseException:
+            # What the call borrowed stays pinned by the queue until it ends.
+            self._abandoned = [q for q in self._abandoned if q.running] + [queue]
+            raise
+        self._idle.append(queue)
+        return call.finish(event)
+
+    def close(self) -> None:
+        """Ends what runs (CallCancelledError) and closes the connection. May be called again, and from any thread."""
+        self._native.close()
+        _open.discard(self)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Any) -> None:
+        self.close()
+
+    def open_namespace(self, name: str, spec: NamespaceSpec, *, timeout: Optional[float] = None) -> Namespace:
+        """Registers `spec` under `name`. FailedPreconditionError names the first difference when the name is bound to
+        another one."""
+        return self._run(_calls.open_namespace(self._native, name, spec, timeout))
+
+    def find_namespace(self, name: str, *, timeout: Optional[float] = None) -> Namespace:
+        """One that was registered before. NotFoundError."""
+        return self._run(_calls.find_namespace(self._native, name, timeout))
+
+    def lookup(self, ns: Namespace, keys: Sequence[bytes], *, find_tail: bool = False,
+               timeout: Optional[float] = None) -> LookupResult:
+        """How many of the first keys are there; with `find_tail` also a tail behind them."""
+        return self._run(_calls.lookup(self._native, ns, keys, find_tail, timeout))
+
+    def store(self, ns: Namespace, blocks: Sequence[Block], *, wait_durable: bool = False, head_begin: int = 0,
+              head_count: int = 0, timeout: Optional[float] = None) -> StoreResult:
+        """Stores blocks; each has a result of its own.
+
+        Args:
+            wait_durable: Return when the blocks survive a crash.
+            head_begin, head_count: The heads that the arrays hold, a tensor-parallel rank's. 0, 0: all.
+        """
+        return self._run(_calls.store(self._native, ns, blocks, wait_durable, head_begin, head_count, timeout))
+
+    def fetch(self, ns: Namespace, keys: Sequence[bytes], out: Sequence[Sequence[Tuple[Any, Any]]], *,
+              frame: Frame = Frame.MODEL, head_begin: int = 0, head_count: int = 0,
+              timeout: Optional[float] = None) -> FetchResult:
+        """Fetches blocks and decodes them into `out`: per key, per layer (k, v), arrays [tokens, heads, head_dim] or
+        Paged, which must be writable. `ns.empty(len(keys))` makes new ones. Of a tail as many tokens are written as it
+        has. Each block has a result of its own."""
+        return self._run(_calls.fetch(self._native, ns, keys, out, _calls.VALUES16, frame, head_begin, head_count, timeout))
+
+    def fetch_records(self, ns: Namespace, keys: Sequence[bytes], out: Sequence[Sequence[Any]], *, head_begin: int = 0,
+                      head_count: int = 0, timeout: Optional[float] = None) -> FetchResult:
+        """Fetches records without decoding them: per key, per layer writable bytes [heads][record_bytes]. A block with
+        heads in 16 bits (a tail, a sink block) has none: FailedPreconditionError."""
+        return self._run(
+            _calls.fetch(self._native, ns, keys, out, _calls.RECORDS, Frame.MODEL, head_begin, head_count, timeout))
+
+    def fetch_pages(self, ns: Namespace, keys: Sequence[bytes], out: Sequence[Sequence[Any]], *,
+                    timeout: Optional[float] = None) -> FetchResult:
+        """Fetches whole pages, as docs/formats.md has them: per key, per layer writable bytes, at most
+        `ns.page_bytes_max(layer)`."""
+        return self._run(_calls.fetch(self._native, ns, keys, out, _calls.PAGES, Frame.MODEL, 0, 0, timeout))
+
+    def remove(self, ns: Namespace, keys: Sequence[bytes], *, timeout: Optional[float] = None) -> int:
+        """Returns the number of (block, layer group)s that were there."""
+        return self._run(_calls.remove(self._native, ns, keys, timeout))
+
+    def clear(self, ns: Namespace, *, timeout: Optional[float] = None) -> int:
+        """Removes everything in the namespace; returns the number of (block, layer group)s."""
+        return self._run(_calls.clear(self._native, ns, timeout))
+
+    def flush(self, *, timeout: Optional[float] = None) -> int:
+        """Returns when every sealed block of the daemon is durable."""
+        return self._run(_calls.flush(self._native, timeout))
+
+    def stat(self, *, timeout: Optional[float] = None) -> Stat:
+        """The daemon's state."""
+        return self._run(_calls.stat(self._native, timeout))
+
+
+class AsyncClient(_Base):
+    """The same calls for asyncio: each is awaited, any number may be in flight, and no thread is needed for one.
+
+    A client belongs to the event loop that its first call runs in. A task that is cancelled stops waiting; the call goes
+    on in the daemon, and the memory that it uses is kept alive until it has ended.
+
+        async with kvmill.AsyncClient(address) as client:
+            ns = await client.open_namespace("demo", spec)
+            results = await asyncio.gather(*(client.fetch(ns, [key], out) for key, out in wanted))
+    """
+
+    def __init__(self, address: str, timeout: float = 10.0) -> None:
+        super().__init__(address, timeout)
+        self._queue = _native.Queue()
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._waiting: Dict[int, Tuple[asyncio.Future, Call[Any]]] = {}
+
+    async def _run(self, call: Call[T]) -> T:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop and self._pid == os.getpid():
+            if self._waiting and self._loop is not None and not self._loop.is_closed():
+                raise RuntimeError("the client has calls in flight in another event loop")
+            loop.add_reader(self._queue.fd, self._on_events)
+            self._loop = loop
+        tag = call.start(self._queue)
+        # Its event is taken by this loop only: not before the next await.
+        future: asyncio.Future = loop.create_future()
+        self._waiting[tag] = (future, call)
+        return await future
+
+    def _on_events(self) -> None:
+        while (event := self._queue.take(0)) is not None:
+            future, call = self._waiting.pop(event[0])
+            if future.done() or future.get_loop().is_closed():  # Cancelled, or its loop is gone.
+                continue
+            try:
+                future.set_result(call.finish(event))
+            except Exception as error:  # pylint: disable=broad-except  # Whatever it is, the caller gets it.
+                future.set_exception(error)
+
+    async def close(self) -> None:
+        """Ends what runs (CallCancelledError) and closes the connection. May be called again."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._native.close)
+        if self._pid == os.getpid():
+            self._on_events()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._queue.fd)
+        self._loop = None
+        _open.discard(self)
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Any) -> None:
+        await self.close()
+
+    async def open_namespace(self, name: str, spec: NamespaceSpec, *, timeout: Optional[float] = None) -> Namespace:
+        """As Client.open_namespace."""
+        return await self._run(_calls.open_namespace(self._native, name, spec, timeout))
+
+    async def find_namespace(self, name: str, *, timeout: Optional[float] = None) -> Namespace:
+        """As Client.find_namespace."""
+        return await self._run(_calls.find_namespace(self._native, name, timeout))
+
+    async def lookup(self, ns: Namespace, keys: Sequence[bytes], *, find_tail: bool = False,
+                     timeout: Optional[float] = None) -> LookupResult:
+        """As Client.lookup."""
+        return await self._run(_calls.lookup(self._native, ns, keys, find_tail, timeout))
+
+    async def store(self, ns: Namespace, blocks: Sequence[Block], *, wait_durable: bool = False, head_begin: int = 0,
+                    head_count: int = 0, timeout: Optional[float] = None) -> StoreResult:
+        """As Client.store. The arrays must not change until it returns."""
+        return await self._run(_calls.store(self._native, ns, blocks, wait_durable, head_begin, head_count, timeout))
+
+    async def fetch(self, ns: Namespace, keys: Sequence[bytes], out: Sequence[Sequence[Tuple[Any, Any]]], *,
+                    frame: Frame = Frame.MODEL, head_begin: int = 0, head_count: int = 0,
+                    timeout: Optional[float] = None) -> FetchResult:
+        """As Client.fetch."""
+        return await self._run(
+            _calls.fetch(self._native, ns, keys, out, _calls.VALUES16, frame, head_begin, head_count, timeout))
+
+    async def fetch_records(self, ns: Namespace, keys: Sequence[bytes], out: Sequence[Sequence[Any]], *,
+                            head_begin: int = 0, head_count: int = 0, timeout: Optional[float] = None) -> FetchResult:
+        """As Client.fetch_records."""
+        return await self._run(
+            _calls.fetch(self._native, ns, keys, out, _calls.RECORDS, Frame.MODEL, head_begin, head_count, timeout))
+
+    async def fetch_pages(self, ns: Namespace, keys: Sequence[bytes], out: Sequence[Sequence[Any]], *,
+                          timeout: Optional[float] = None) -> FetchResult:
+        """As Client.fetch_pages."""
+        return await self._run(_calls.fetch(self._native, ns, keys, out, _calls.PAGES, Frame.MODEL, 0, 0, timeout))
+
+    async def remove(self, ns: Namespace, keys: Sequence[bytes], *, timeout: Optional[float] = None) -> int:
+        """As Client.remove."""
+        return await self._run(_calls.remove(self._native, ns, keys, timeout))
+
+    async def clear(self, ns: Namespace, *, timeout: Optional[float] = None) -> int:
+        """As Client.clear."""
+        return await self._run(_calls.clear(self._native, ns, timeout))
+
+    async def flush(self, *, timeout: Optional[float] = None) -> int:
+        """As Client.flush."""
+        return await self._run(_calls.flush(self._native, timeout))
+
+    async def stat(self, *, timeout: Optional[float] = None) -> Stat:
+        """As Client.stat."""
+        return await self._run(_calls.stat(self._native, timeout))
