@@ -1,0 +1,690 @@
+#!/usr/bin/env python3
+"""The Python package against a real daemon (ctest `python_test`): python_test.py --bin-dir DIR --source-dir DIR, with
+PYTHONPATH=build/release/python."""
+import asyncio
+import ctypes
+import gc
+import inspect
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import numpy as np
+
+import kvmill
+from python_support import (HEAD_DIM, HEADS, LAYERS, TOKENS, Case, cli_support, from_bits, gaussian, relative_error, spec,
+                            to_bits)
+
+
+class OperationsTest(Case):
+    def test_a_namespace_keeps_its_spec(self):
+        wanted = spec(groups=(kvmill.LayerGroup((0, 2), 4, 128),
+                              kvmill.LayerGroup((1,), 2, 64, kvmill.Attention.WINDOW, 1024)),
+                      revision="r", adapter_digest="a", salt="s\u00e4", hash_scheme="h",
+                      source_dtype=kvmill.DType.BFLOAT16, key_bits=2, value_bits=4, frame=kvmill.Frame.ROTATED,
+                      sink_blocks=3)
+        opened = self.client.open_namespace("spec", wanted)
+        found = self.client.find_namespace("spec")
+        self.assertEqual(found.spec, wanted)
+        self.assertEqual(found.name, "spec")
+        self.assertEqual(found.fingerprint, opened.fingerprint)
+        self.assertEqual(len(found.fingerprint), 32)
+        self.assertEqual(found.layer_count, 3)
+        self.assertGreater(found.page_bytes_max(0), 4 * found.record_bytes(0))
+        self.assertEqual(found.record_bytes(3), 0)
+        self.assertEqual([k.shape for k, _ in found.empty(1)[0]], [(64, 4, 128), (64, 4, 128), (64, 2, 64)])
+        with self.assertRaises(kvmill.NotFoundError) as caught:
+            self.client.find_namespace("none")
+        self.assertEqual(caught.exception.code, kvmill.Code.NOT_FOUND)
+        with self.assertRaisesRegex(kvmill.FailedPreconditionError, "salt"):
+            self.client.open_namespace("spec", spec(groups=wanted.groups, revision="r", adapter_digest="a"))
+
+    def test_what_is_stored_is_found_fetched_and_removed(self):
+        ns = self.open()
+        layers = gaussian(1)
+        result = self.put(ns, b"key", layers)
+        self.assertEqual(result.blocks[0].outcome, kvmill.Outcome.STORED)
+        self.assertEqual((result.blocks_stored, result.blocks_failed), (1, 0))
+        self.assertEqual(result.raw_bytes, 2 * 2 * 2 * TOKENS * HEADS * HEAD_DIM)
+        self.assertEqual(self.put(ns, b"key", layers).blocks[0].outcome, kvmill.Outcome.EXISTING)
+        found = self.client.lookup(ns, [b"key", b"missing"])
+        self.assertEqual((found.hit_blocks, found.hit_tokens, found.tiers), (1, TOKENS, (kvmill.Tier.HOST,)))
+        out = ns.empty(2)
+        fetched = self.client.fetch(ns, [b"key", b"missing"], out)
+        self.assertTrue(fetched.blocks[0].hit)
+        self.assertEqual((fetched.blocks[0].tier, fetched.blocks[0].token_count), (kvmill.Tier.HOST, TOKENS))
+        self.assertFalse(fetched.blocks[1].hit)
+        self.assertIsInstance(fetched.blocks[1].error, kvmill.NotFoundError)
+        self.assertGreater(fetched.page_bytes, 0)
+        self.assertTrue(0.05 < relative_error(layers, out[0]) < 0.35)
+        stat = self.client.stat()
+        self.assertEqual(stat.boot_id, self.client.boot_id)
+        self.assertGreaterEqual(stat.blocks, 1)
+        self.assertEqual(stat.tiers[0].tier, kvmill.Tier.HOST)
+        self.assertGreaterEqual(self.client.flush(), 0)
+        self.assertEqual(self.client.remove(ns, [b"key", b"missing"]), 1)
+        self.put(ns, b"again", layers)
+        self.assertEqual(self.client.clear(ns), 1)
+        self.assertEqual(self.client.lookup(ns, [b"again"]).hit_blocks, 0)
+
+    def test_a_tail_comes_back_as_it_was(self):
+        ns = self.open()
+        layers = gaussian(2, tokens=20)
+        self.put(ns, b"", layers, token_count=20)
+        found = self.client.lookup(ns, [], find_tail=True)
+        self.assertEqual((found.tail_tokens, found.tail_key), (20, kvmill.tail_key(b"", 20)))
+        out = [tuple(np.zeros_like(a) for a in layer) for layer in layers]
+        fetched = self.client.fetch(ns, [found.tail_key], [out]).blocks[0]
+        self.assertEqual(fetched.token_count, 20)
+        self.assertEqual(relative_error(layers, out), 0)
+        short = [tuple(np.zeros((19, HEADS, HEAD_DIM), np.float16) for _ in "kv") for _ in range(LAYERS)]
+        fetched = self.client.fetch(ns, [found.tail_key], [short]).blocks[0]
+        self.assertIsInstance(fetched.error, kvmill.InvalidArgumentError)
+        self.assertEqual(fetched.error.code, kvmill.Code.OUT_OF_RANGE)
+
+    def test_records_and_pages(self):
+        ns = self.open()
+        self.put(ns, b"key", gaussian(3))
+        records = [bytearray(HEADS * ns.record_bytes(layer)) for layer in range(LAYERS)]
+        self.assertTrue(self.client.fetch_records(ns, [b"key"], [records]).blocks[0].hit)
+        self.put(ns, b"copy", records)
+        for (k, v), (copy_k, copy_v) in zip(self.get(ns, b"key"), self.get(ns, b"copy")):
+            np.testing.assert_array_equal(k, copy_k)
+            np.testing.assert_array_equal(v, copy_v)
+        pages = [np.zeros(ns.page_bytes_max(layer), np.uint8) for layer in range(LAYERS)]
+        block = self.client.fetch_pages(ns, [b"key"], [pages]).blocks[0]
+        self.assertEqual(len(block.page_bytes), LAYERS)
+        for page, length, record in zip(pages, block.page_bytes, records):
+            self.assertEqual(page[:4].tobytes(), b"KMPG")
+            self.assertIn(bytes(record[:ns.record_bytes(0)]), page[:length].tobytes())
+
+    def test_ranks_store_their_heads_and_fetch_any(self):
+        ns = self.open()
+        layers = gaussian(4)
+        for head in range(HEADS):
+            rank = [tuple(a[:, head:head + 1] for a in layer) for layer in layers]
+            result = self.client.store(ns, [kvmill.Block(b"key", rank)], head_begin=head, head_count=1)
+            self.assertEqual(result.blocks[0].outcome,
+                             kvmill.Outcome.STORED if head == HEADS - 1 else kvmill.Outcome.PARTIAL)
+        whole = self.get(ns, b"key")
+        self.assertLess(relative_error(layers, whole), 0.35)
+        out = ns.empty(1, head_count=1)
+        self.client.fetch(ns, [b"key"], out, head_begin=1, head_count=1)
+        for (k, v), (want_k, want_v) in zip(out[0], whole):
+            np.testing.assert_array_equal(k, want_k[:, 1:])
+            np.testing.assert_array_equal(v, want_v[:, 1:])
+
+
+class ArraysTest(Case):
+    def test_strides_and_pages_lead_to_the_same_bytes(self):
+        ns = self.open()
+        layers = gaussian(5)
+        self.put(ns, b"plain", layers)
+        want = self.get(ns, b"plain")
+        strided = [tuple(np.ascontiguousarray(a.transpose(1, 0, 2)).transpose(1, 0, 2) for a in layer) for layer in layers]
+        self.put(ns, b"strided", strided)
+        backwards = [tuple(np.ascontiguousarray(a[::-1])[::-1] for a in layer) for layer in layers]
+        self.put(ns, b"backwards", backwards)
+        # An engine's cache with heads before tokens within a page, in any order of pages.
+        caches = [tuple(np.zeros((7, HEADS, 16, HEAD_DIM), np.float16) for _ in "kv") for _ in range(LAYERS)]
+        pages = [5, 0, 6, 2]
+        paged = [tuple(kvmill.Paged(c.transpose(0, 2, 1, 3), pages) for c in layer) for layer in caches]
+        for layer, (k, v) in zip(caches, layers):
+            for cache, array in zip(layer, (k, v)):
+                cache[pages] = array.reshape(4, 16, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)
+        self.put(ns, b"paged", paged)
+        for key in (b"strided", b"backwards", b"paged"):
+            for got, wanted in zip(self.get(ns, key), want):
+                np.testing.assert_array_equal(got[0], wanted[0])
+                np.testing.assert_array_equal(got[1], wanted[1])
+        for layer in caches:
+            for cache in layer:
+                cache[:] = 0
+        self.client.fetch(ns, [b"plain"], [paged])
+        for layer, wanted in zip(caches, want):
+            for cache, array in zip(layer, wanted):
+                np.testing.assert_array_equal(cache[pages].transpose(0, 2, 1, 3).reshape(TOKENS, HEADS, HEAD_DIM), array)
+                self.assertFalse(cache[[1, 3, 4]].any(), "other pages are left alone")
+
+    def test_bfloat16_as_bits_and_by_dlpack(self):
+        ns = self.open(source_dtype=kvmill.DType.BFLOAT16)
+        bits = [tuple(map(to_bits, layer)) for layer in gaussian(6)]
+        self.put(ns, b"bits", bits)
+        self.assertEqual(ns.empty(1)[0][0][0].dtype, np.uint16)
+        want = self.get(ns, b"bits")
+        self.assertLess(relative_error([tuple(map(from_bits, layer)) for layer in bits],
+                                       [tuple(map(from_bits, layer)) for layer in want]), 0.35)
+        packed = [tuple(OnlyDlpack(kvmill.DLPack(a, kvmill.DType.BFLOAT16)) for a in layer) for layer in bits]
+        self.put(ns, b"dlpack", packed)
+        out = [tuple(np.zeros_like(a) for a in layer) for layer in bits]
+        packed_out = [tuple(OnlyDlpack(kvmill.DLPack(a, kvmill.DType.BFLOAT16)) for a in layer) for layer in out]
+        self.assertTrue(self.client.fetch(ns, [b"dlpack"], [packed_out]).blocks[0].hit)
+        for got, wanted in zip(out, want):
+            np.testing.assert_array_equal(got[0], wanted[0])
+            np.testing.assert_array_equal(got[1], wanted[1])
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "float16 values"):
+            self.client.store(ns, [kvmill.Block(b"x", gaussian(6))])
+        floats = self.client.open_namespace(self.id() + "16", spec())
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "bfloat16 values"):
+            self.client.store(floats, [kvmill.Block(b"x", packed)])
+
+    def test_types_of_ml_dtypes_are_viewed_as_bits(self):
+        class MlArray:  # As ml_dtypes' arrays are: no buffer, but a view of one.
+            def __init__(self, array):
+                self.array = array
+                self.dtype = type("dtype", (), {"name": "bfloat16"})()
+
+            def view(self, dtype):
+                assert dtype == "uint16"
+                return self.array
+
+        ns = self.open(source_dtype=kvmill.DType.BFLOAT16)
+        self.put(ns, b"key", [tuple(MlArray(to_bits(a)) for a in layer) for layer in gaussian(7)])
+        floats = self.client.open_namespace(self.id() + "16", spec())
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "bfloat16 values"):
+            self.client.store(floats, [kvmill.Block(b"x", [tuple(MlArray(to_bits(a)) for a in layer)
+                                                           for layer in gaussian(7)])])
+
+    def test_dlpack_goes_out_without_a_copy_and_keeps_its_array(self):
+        array = np.arange(24, dtype=np.float16).reshape(2, 3, 4)
+        there = np.from_dlpack(kvmill.DLPack(array, kvmill.DType.FLOAT16))
+        np.testing.assert_array_equal(there, array)
+        array[1, 2, 3] = -1
+        self.assertEqual(there[1, 2, 3], -1)
+        alive = weakref.ref(array)
+        del array
+        gc.collect()
+        self.assertIsNotNone(alive())
+        del there
+        gc.collect()
+        self.assertIsNone(alive())
+        unused = kvmill.DLPack(np.zeros(3, np.uint16), kvmill.DType.BFLOAT16).__dlpack__()
+        self.assertIn("dltensor", repr(unused))
+        del unused
+        with self.assertRaises(kvmill.InvalidArgumentError):
+            kvmill.DLPack(np.zeros(3, np.float32), kvmill.DType.BFLOAT16).__dlpack__()
+
+    def test_wrong_arrays_are_refused_by_name(self):
+        ns = self.open()
+        good = gaussian(8)
+
+        def refused(k, text, error=kvmill.InvalidArgumentError, fetch=True):
+            layers = [good[0], (k, good[1][1])]
+            with self.assertRaisesRegex(error, text):
+                self.client.store(ns, [kvmill.Block(b"key", layers)])
+            if fetch:
+                with self.assertRaisesRegex(error, text):
+                    self.client.fetch(ns, [b"key"], [layers])
+
+        k = good[1][0]
+        refused(k.astype(np.float32), "block 0, layer 1: k: elements of format 'f'")
+        refused(k.astype(">f2"), "format '>e'")
+        refused(k[0], "2 dimensions, want 3")
+        refused(k.reshape(TOKENS, 1, -1), "1 heads of 128 channels, want 2 of 64")
+        refused(k.reshape(TOKENS, HEAD_DIM, HEADS), "64 heads of 2 channels")
+        refused(np.zeros((TOKENS, HEADS, 2 * HEAD_DIM), np.float16)[:, :, ::2], "channels of a head must be adjacent")
+        refused(np.zeros((TOKENS, HEAD_DIM, HEADS), np.float16).transpose(0, 2, 1), "channels of a head must be adjacent")
+        refused(k[:TOKENS - 1], "room for 63 tokens, want 64", fetch=False)
+        refused(k[:0], "room for 0 tokens")
+        refused(None, "NoneType", TypeError)
+        refused([1, 2], "list", TypeError)
+        refused((k,), "want .cache, pages.", TypeError)
+        refused(kvmill.Paged(k, [0]), "3 dimensions, want 4")
+        cache = np.zeros((4, 16, HEADS, HEAD_DIM), np.float16)
+        refused(kvmill.Paged(cache, [0, 1, 2, 4]), "page 4, the cache has 4")
+        refused(kvmill.Paged(cache, [0, 1, 2, -1]), "page -1")
+        refused(kvmill.Paged(cache, [0, 1, 2]), "room for 48 tokens, want 64", fetch=False)
+        refused(OnlyDlpack(k, device=2), "on a device of type 2")
+        refused(OnlyDlpack(k.astype(np.float32)), "elements of 32 bits")
+        refused(OnlyDlpack(k.view(np.int16)), "DLPack's type 0")
+        refused(OnlyDlpack(k, broken=True), "broken", RuntimeError)
+        read_only = k.copy()
+        read_only.flags.writeable = False
+        overlapping = np.broadcast_to(np.zeros((1, HEADS, HEAD_DIM), np.float16), (TOKENS, HEADS, HEAD_DIM))
+        overlapping.flags.writeable = True
+        for array, text in ((read_only, "read-only"), (overlapping, "overlap")):
+            with self.assertRaisesRegex(kvmill.InvalidArgumentError, text):
+                self.client.fetch(ns, [b"key"], [[good[0], (array, k)]])
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "1 layers, the namespace has 2"):
+            self.client.store(ns, [kvmill.Block(b"key", good[:1])])
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "memory for 1 blocks, want 2"):
+            self.client.fetch(ns, [b"key", b"other"], [good])
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "records of 5 bytes"):
+            self.client.store(ns, [kvmill.Block(b"key", [b"12345", b"12345"])])
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "room for 5"):
+            self.client.fetch_records(ns, [b"key"], [[bytearray(5), bytearray(5)]])
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "contiguous"):
+            self.client.fetch_pages(ns, [b"key"], [[np.zeros(100, np.uint8)[::2]] * 2])
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "writable|read-only"):
+            self.client.fetch_pages(ns, [b"key"], [[b"12345", b"12345"]])
+        self.assertEqual(self.client.lookup(ns, [b"key"]).hit_blocks, 0, "nothing was stored")
+
+    def test_other_wrong_arguments(self):
+        ns = self.open()
+        for keys, error in (([b"x" * 65], ValueError), ([b""], ValueError), (["text"], TypeError), ([None], TypeError),
+                            (3, TypeError)):
+            with self.assertRaises(error):
+                self.client.lookup(ns, keys)
+        with self.assertRaises(ValueError):
+            self.client.stat(timeout=-1)
+        with self.assertRaises(ValueError):
+            self.client.stat(timeout=float("nan"))
+        with self.assertRaises(TypeError):
+            self.client.lookup(None, [b"x"])
+        with self.assertRaises(kvmill.InvalidArgumentError):
+            kvmill.Client("unix:")
+        with self.assertRaises(TypeError):
+            kvmill.Client(None)
+        with self.assertRaises(kvmill.InvalidArgumentError):
+            self.open(block_tokens=100)
+        with self.assertRaises(kvmill.InvalidArgumentError):
+            self.open(model="a\0b")
+        with self.assertRaises(kvmill.InvalidArgumentError):
+            self.client.store(ns, [kvmill.Block(b"k", gaussian(1))], head_begin=1, head_count=2)
+
+
+class OnlyDlpack:
+    """An array without the buffer protocol."""
+
+    def __init__(self, array, device=1, broken=False):
+        self.array, self.device, self.broken = array, device, broken
+
+    def __dlpack__(self):
+        if self.broken:
+            raise RuntimeError("broken")
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.device, 0
+
+
+class LifetimesTest(Case):
+    def test_errors_carry_code_text_and_a_hint(self):
+        from kvmill._errors import error_of  # pylint: disable=import-outside-toplevel
+
+        error = error_of(8, "full", 100)
+        self.assertIsInstance(error, kvmill.ResourceExhaustedError)
+        self.assertEqual((error.code, error.message, error.retry_after), (kvmill.Code.RESOURCE_EXHAUSTED, "full", 0.1))
+        self.assertEqual(str(error), "RESOURCE_EXHAUSTED: full")
+        self.assertIsNone(error_of(14, "gone", 0).retry_after)
+        self.assertIsInstance(error_of(14, "gone", 0), ConnectionError)
+        self.assertIsInstance(error_of(4, "late", 0), TimeoutError)
+        self.assertIs(error_of(99, "new", 0).code, kvmill.Code.UNKNOWN)
+        copy = pickle.loads(pickle.dumps(error))
+        self.assertEqual((type(copy), copy.code, copy.retry_after), (type(error), error.code, 0.1))
+
+    def test_a_closed_client_says_so(self):
+        ns = self.open()
+        self.client.close()
+        self.client.close()
+        self.assertTrue(self.client.closed)
+        for call in (self.client.stat, lambda: self.client.lookup(ns, [b"x"]), lambda: self.client.boot_id):
+            with self.assertRaisesRegex(kvmill.FailedPreconditionError, "closed"):
+                call()
+        with kvmill.Client(self.daemon.server) as other:
+            self.assertEqual(other.lookup(ns, [b"x"]).hit_blocks, 0, "the namespace outlives its client")
+        self.assertTrue(other.closed)
+        for thing in (self.client, ns):
+            with self.assertRaises(TypeError):
+                pickle.dumps(thing)
+
+    def test_without_a_daemon_calls_are_unavailable(self):
+        with kvmill.Client("unix:/nowhere/kvmill.sock") as client:
+            with self.assertRaises(kvmill.UnavailableError):
+                client.stat()
+        self.client.stat()
+        with self.stopped(), self.assertRaises(kvmill.DeadlineExceededError):
+            self.client.stat(timeout=0.05)
+
+    def test_threads_share_a_client_and_do_not_wait_for_each_other(self):
+        ns = self.open()
+        errors = []
+
+        def work(number):
+            try:
+                for i in range(20):
+                    key = b"thread %d block %d" % (number, i)
+                    layers = gaussian(100 * number + i)
+                    self.put(ns, key, layers)
+                    if relative_error(layers, self.get(ns, key)) > 0.35:
+                        errors.append(key)
+            except Exception as error:  # pylint: disable=broad-except
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(errors, [])
+
+    def test_the_gil_is_free_while_a_call_waits(self):
+        self.client.stat()
+        timed_out = []
+
+        def wait():
+            try:
+                self.client.stat(timeout=1)
+            except kvmill.DeadlineExceededError:
+                timed_out.append(True)
+
+        with self.stopped():
+            thread = threading.Thread(target=wait)
+            thread.start()
+            turns = 0
+            while thread.is_alive():
+                turns += 1
+                time.sleep(0.001)
+        self.assertEqual(timed_out, [True])
+        self.assertGreater(turns, 2)
+
+    def test_closing_ends_the_calls_of_other_threads(self):
+        errors = []
+
+        def wait():
+            try:
+                self.client.stat()
+            except kvmill.Error as error:
+                errors.append(error.code)
+
+        self.client.stat()
+        with self.stopped():
+            threads = [threading.Thread(target=wait) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.1)
+            self.client.close()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(errors, [kvmill.Code.CANCELLED] * 4)
+
+    def test_memory_is_let_go_of_when_a_call_has_ended(self):
+        ns = self.open()
+        layers = gaussian(9)
+        alive = [weakref.ref(a) for layer in layers for a in layer]
+        self.put(ns, b"key", layers)
+        with self.assertRaises(kvmill.InvalidArgumentError):
+            self.client.store(ns, [kvmill.Block(b"other", [layers[0], (layers[1][0], layers[1][1][:3])])])
+        del layers
+        gc.collect()
+        self.assertEqual([a() for a in alive], [None] * len(alive))
+        fixed = bytearray(HEADS * ns.record_bytes(0))
+        self.client.fetch_records(ns, [b"key"], [[fixed, bytearray(len(fixed))]])
+        fixed.append(1)  # BufferError while it is pinned.
+
+    def test_ctrl_c_interrupts_a_waiting_call_and_its_memory_stays(self):
+        ns = self.open()
+        out = ns.empty(1)
+        alive = weakref.ref(out[0][0][0])
+
+        with self.stopped():
+            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            with self.assertRaises(KeyboardInterrupt):
+                timer.start()
+                self.client.fetch(ns, [b"key"], out)
+            timer.join()
+            del out
+            gc.collect()
+            self.assertIsNotNone(alive())
+            self.client.close()
+        del self.client._abandoned[:]  # pylint: disable=protected-access
+        gc.collect()
+        self.assertIsNone(alive())
+
+    def test_many_clients_leave_nothing_behind(self):
+        def cycle(count):
+            for i in range(count):
+                with kvmill.Client(self.daemon.server) as client:
+                    if i % 4 == 0:
+                        client.stat()
+            gc.collect()
+            return len(os.listdir("/proc/self/fd"))
+
+        before = cycle(8)
+        after = cycle(200)
+        for _ in range(500):  # gRPC closes a connection soon after its channel went.
+            if after <= before:
+                break
+            time.sleep(0.01)
+            after = len(os.listdir("/proc/self/fd"))
+        self.assertLessEqual(after, before)
+
+    def test_a_child_of_fork_is_told_so_and_the_parent_goes_on(self):
+        self.client.stat()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = "nothing"
+            try:
+                self.client.stat()
+            except kvmill.FailedPreconditionError as error:
+                said = str(error)
+            self.client.close()
+            os.write(write, said.encode())
+            os._exit(0)  # pylint: disable=protected-access
+        os.close(write)
+        _, status = os.waitpid(child, 0)
+        self.assertEqual(status, 0)
+        with os.fdopen(read) as pipe:
+            self.assertIn("fork", pipe.read())
+        self.client.stat()
+
+    def test_processes_started_by_spawn_make_their_own(self):
+        ns = self.open()
+        self.put(ns, b"key", gaussian(10))
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            self.assertEqual(pool.map(fetch_elsewhere, [(self.daemon.server, ns.name)] * 4), [True] * 4)
+
+    def test_a_process_that_closes_nothing_ends_well(self):
+        script = ("import kvmill, sys\n"
+                  "client = kvmill.Client(sys.argv[1])\n"
+                  "print(len(client.stat().boot_id))\n"
+                  "cycle = [client]; cycle.append(cycle)\n")
+        done = subprocess.run([sys.executable, "-c", script, self.daemon.server], capture_output=True, text=True,
+                              timeout=60, check=False)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "32\n", ""))
+
+
+def fetch_elsewhere(where):
+    address, name = where
+    with kvmill.Client(address) as client:
+        ns = client.find_namespace(name)
+        return client.fetch(ns, [b"key"], ns.empty(1)).blocks[0].hit
+
+
+class AsyncTest(Case):
+    def run_async(self, body):
+        async def run():
+            async with kvmill.AsyncClient(self.daemon.server, timeout=60) as client:
+                return await body(client)
+
+        return asyncio.run(run())
+
+    def test_many_calls_are_in_flight_at_once(self):
+        async def body(client):
+            ns = await client.open_namespace(self.id(), spec(revision=self.id()))
+
+            async def one(number):
+                layers = gaussian(number)
+                key = b"key %d" % number
+                await client.store(ns, [kvmill.Block(key, layers)])
+                out = ns.empty(1)
+                fetched = await client.fetch(ns, [key], out)
+                return fetched.blocks[0].hit and relative_error(layers, out[0]) < 0.35
+
+            return await asyncio.gather(*(one(number) for number in range(40)))
+
+        self.assertEqual(self.run_async(body), [True] * 40)
+
+    def test_every_call_works(self):
+        async def body(client):
+            ns = await client.open_namespace(self.id(), spec(revision=self.id()))
+            self.assertEqual((await client.find_namespace(self.id())).fingerprint, ns.fingerprint)
+            await client.store(ns, [kvmill.Block(b"key", gaussian(1))], wait_durable=True)
+            self.assertEqual((await client.lookup(ns, [b"key"])).hit_blocks, 1)
+            records = [bytearray(HEADS * ns.record_bytes(0)) for _ in range(LAYERS)]
+            self.assertTrue((await client.fetch_records(ns, [b"key"], [records])).blocks[0].hit)
+            pages = [bytearray(ns.page_bytes_max(0)) for _ in range(LAYERS)]
+            self.assertTrue((await client.fetch_pages(ns, [b"key"], [pages])).blocks[0].hit)
+            self.assertEqual(await client.remove(ns, [b"key"]), 1)
+            self.assertEqual(await client.clear(ns), 0)
+            self.assertGreaterEqual(await client.flush(), 0)
+            self.assertEqual((await client.stat()).boot_id, client.boot_id)
+            with self.assertRaises(kvmill.NotFoundError):
+                await client.find_namespace("none")
+            with self.assertRaises(kvmill.InvalidArgumentError):
+                await client.lookup(ns, [b""])
+
+        self.run_async(body)
+        for name, method in inspect.getmembers(kvmill.Client, inspect.isfunction):
+            if not name.startswith("_"):
+                self.assertTrue(inspect.iscoroutinefunction(getattr(kvmill.AsyncClient, name)), name)
+                self.assertEqual(list(inspect.signature(method).parameters.values()),
+                                 list(inspect.signature(getattr(kvmill.AsyncClient, name)).parameters.values()), name)
+                self.assertTrue(method.__doc__ and getattr(kvmill.AsyncClient, name).__doc__, name)
+
+    def test_a_cancelled_task_leaves_its_memory_to_the_call(self):
+        ns = self.open()
+
+        async def body(client):
+            out = ns.empty(1)
+            alive = weakref.ref(out[0][0][0])
+            await client.stat()
+            with self.stopped():
+                task = asyncio.ensure_future(client.fetch(ns, [b"key"], out))
+                await asyncio.sleep(0.05)
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+                del out, task
+                gc.collect()
+                self.assertIsNotNone(alive())
+            for _ in range(1000):
+                if alive() is None:
+                    return
+                await asyncio.sleep(0.01)
+            self.fail("the memory is still pinned")
+
+        self.run_async(body)
+
+    def test_closing_cancels_what_is_in_flight(self):
+        async def run():
+            client = kvmill.AsyncClient(self.daemon.server)
+            await client.stat()
+            with self.stopped():
+                calls = [asyncio.ensure_future(client.stat()) for _ in range(10)]
+                await asyncio.sleep(0.05)
+                await client.close()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            await client.close()
+            with self.assertRaises(kvmill.FailedPreconditionError):
+                await client.stat()
+            return [type(result) for result in results]
+
+        self.assertEqual(asyncio.run(run()), [kvmill.CallCancelledError] * 10)
+
+    def test_a_client_follows_to_another_loop_when_it_is_idle(self):
+        client = kvmill.AsyncClient(self.daemon.server)
+        boot_ids = {asyncio.run(stat_of(client)) for _ in range(3)}
+        self.assertEqual(len(boot_ids), 1)
+        asyncio.run(client.close())
+
+
+async def stat_of(client):
+    return (await client.stat()).boot_id
+
+
+class DeathTest(Case):
+    own_daemon = True
+
+    def test_a_daemon_that_dies_ends_each_call_once(self):
+        ns = self.open()
+        boot_id = self.client.boot_id
+        ended = []
+
+        async def run():
+            async with kvmill.AsyncClient(self.daemon.server, timeout=60) as client:
+                await client.stat()
+                with self.stopped():
+                    calls = [asyncio.ensure_future(call) for _ in range(10) for call in
+                             (client.stat(), client.fetch(ns, [b"key"], ns.empty(1)),
+                              client.store(ns, [kvmill.Block(b"key", gaussian(1))]))]
+                    for call in calls:
+                        call.add_done_callback(ended.append)
+                    await asyncio.sleep(0.05)
+                    self.daemon.kill_hard()
+                return await asyncio.gather(*calls, return_exceptions=True)
+
+        for result in asyncio.run(run()):
+            self.assertIsInstance(result, kvmill.UnavailableError)
+        self.assertEqual(len(ended), 30)
+        with self.assertRaises(kvmill.UnavailableError):
+            self.client.stat()
+        self.daemon.start()
+        self.put(ns, b"after", gaussian(2))  # Registered again by itself.
+        self.assertNotEqual(self.client.boot_id, boot_id)
+
+
+class ExamplesTest(Case):
+    def run_example(self, name, address):
+        path = os.path.join(cli_support.SOURCE_DIR, "tests", "examples", name)
+        return subprocess.run([sys.executable, path, address], capture_output=True, text=True, timeout=60, check=False)
+
+    def test_store_and_fetch(self):
+        for stored in ("1", "0"):  # The second run finds the block of the first.
+            done = self.run_example("store_and_fetch.py", self.daemon.server)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            match = re.fullmatch(r"stored (\d), found (\d), fetched (\d+) tokens; 4-bit keys are off by (.*) %\n",
+                                 done.stdout)
+            self.assertEqual(match.groups()[:3], (stored, "1", "128"))
+            self.assertTrue(2 < float(match.group(4)) < 20, done.stdout)
+        done = self.run_example("store_and_fetch.py", "unix:/nowhere/kvmill.sock")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("UNAVAILABLE", done.stderr)
+
+    def test_many_requests(self):
+        done = self.run_example("many_requests.py", self.daemon.server)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        match = re.fullmatch(r"8 requests, 24 of 24 blocks fetched; 4-bit keys are off by at most (.*) %\n", done.stdout)
+        self.assertTrue(match and 2 < float(match.group(1)) < 20, done.stdout)
+
+
+class PackageTest(Case):
+    def test_everything_public_is_documented_and_typed(self):
+        self.assertTrue(os.path.exists(os.path.join(os.path.dirname(kvmill.__file__), "py.typed")))
+        self.assertRegex(kvmill.__version__, r"\d+\.\d+\.\d+")
+        for name in kvmill.__all__:
+            thing = getattr(kvmill, name)
+            self.assertTrue(thing.__doc__, name)
+            for member, function in inspect.getmembers(thing, inspect.isfunction):
+                if not member.startswith("_"):
+                    self.assertTrue(function.__doc__ or name == "Namespace", f"{name}.{member}")
+                    self.assertIn("return", function.__annotations__, f"{name}.{member}")
+
+    def test_structs_of_dlpack_have_their_sizes(self):
+        class Tensor(ctypes.Structure):
+            _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
+                        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                        ("byte_offset", ctypes.c_uint64)]
+
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        array = np.zeros((5, 3), np.uint16)
+        capsule = kvmill.DLPack(array[:, 1:], kvmill.DType.BFLOAT16).__dlpack__()
+        tensor = Tensor.from_address(get(capsule, b"dltensor"))
+        self.assertEqual((tensor.code, tensor.bits, tensor.lanes, tensor.ndim), (4, 16, 1, 2))
+        self.assertEqual((tuple(tensor.device), tensor.byte_offset), ((1, 0), 0))
+        self.assertEqual((tensor.shape[0], tensor.shape[1], tensor.strides[0], tensor.strides[1]), (5, 2, 3, 1))
+        self.assertEqual(tensor.data, array.ctypes.data + 2)
+
+
+if __name__ == "__main__":
+    cli_support.main()
