@@ -324,7 +324,14 @@ absl::Status WorkerConnector::Connect() {
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(options);
   if (!client.ok()) return client.status();
   client_ = *std::move(client);
-  absl::StatusOr<ClientNamespace> ns = client_->OpenNamespace(config_.namespace_name, spec_);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerConnector::OpenNamespace() {
+  if (!ns_.name.empty()) return absl::OkStatus();
+  CallOptions call;
+  call.timeout = absl::Milliseconds(config_.lookup_ms);
+  absl::StatusOr<ClientNamespace> ns = client_->OpenNamespace(config_.namespace_name, spec_, call);
   if (!ns.ok()) return ns.status();
   ns_ = *std::move(ns);
   return absl::OkStatus();
@@ -345,6 +352,10 @@ void WorkerConnector::StartLoads(const std::vector<Order>& orders) {
     CallOptions call;
     call.timeout = absl::Milliseconds(config_.fetch_ms);
     ++counts_.calls_started;
+    if (absl::Status opened = OpenNamespace(); !opened.ok()) {
+      load.result.Set(opened);
+      continue;
+    }
     client_->FetchAsync(ns_, load.keys, load, call, [&load](absl::StatusOr<FetchResult> result) {
       load.result.Set(std::move(result));
     });
@@ -383,6 +394,10 @@ void WorkerConnector::StartSaves(const std::vector<Order>& orders) {
     CallOptions call;
     call.timeout = absl::Milliseconds(config_.store_ms);
     ++counts_.calls_started;
+    if (absl::Status opened = OpenNamespace(); !opened.ok()) {
+      save.result.Set(opened);
+      continue;
+    }
     client_->StoreAsync(
         ns_, save.blocks, options, call,
         [&save](absl::StatusOr<StoreResult> result) { save.result.Set(std::move(result)); });

@@ -150,7 +150,7 @@ class WorkerConnector {
   WorkerConnector(const EngineConfig& config, std::uint32_t rank, KvMemory& memory);
   ~WorkerConnector();
 
-  // OK when connected and the namespace is open.
+  // INVALID_ARGUMENT for a bad address. A daemon that is not there is none: see OpenNamespace.
   absl::Status Connect();
 
   // Returns when nobody reads or writes the pages of these requests.
@@ -166,6 +166,8 @@ class WorkerConnector {
  private:
   struct Load;
   struct SaveCall;
+  // Tried again with every load and save until it worked: an engine does not wait for its cache.
+  absl::Status OpenNamespace();
   void CollectLoad(Load& load);
   void CollectSave(SaveCall& save);
 

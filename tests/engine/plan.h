@@ -48,12 +48,13 @@ struct EngineConfig {
   std::string address;
   std::string namespace_name = "engine";
   Fault fault = Fault::kNone;
+  std::uint64_t last_rank_dies_at = 0;  // Step in which its process is killed; 0: none.
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EngineConfig, seed, shape, layout, ranks, page_count,
                                    loads_in_step, tails, drafts, request_count, output_tokens_max,
                                    arrival_steps, batch_tokens, chunk_tokens, batch_requests,
                                    abort_percent, lookup_ms, fetch_ms, store_ms, address,
-                                   namespace_name, fault)
+                                   namespace_name, fault, last_rank_dies_at)
 
 // One block in the engine's pages.
 struct BlockPages {

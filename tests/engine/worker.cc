@@ -91,6 +91,10 @@ absl::StatusOr<StepReport> LocalWorker::FinishStep() {
     Compute(work);
   }
   if (config_.fault != Fault::kStoresBeforeComputing) connector_.StartSaves(plan_.saves);
+  if (plan_.step == config_.last_rank_dies_at &&
+      head_begin_ + memory_.head_count() == config_.shape.heads) {
+    raise(SIGKILL);
+  }
   connector_.GetFinished(plan_, &report);
   if (plan_.last) {
     std::string wrong = memory_.CheckPadding();
