@@ -175,8 +175,9 @@ std::string_view CpuAttentionName();
 // launches of a captured graph; a good number is how many the device holds at a time. `workspace`
 // is aligned to 256 bytes and has AttentionCudaWorkspaceBytes(...) bytes, zeroed before its first
 // use; one call at a time may use it. Two kernels are enqueued, nothing is allocated or
-// synchronized. INVALID_ARGUMENT for a bad shape, INTERNAL when a launch fails, UNIMPLEMENTED in
-// builds without CUDA (the workspace is then empty).
+// synchronized. INVALID_ARGUMENT for a bad shape or one that takes more shared memory than the
+// device has (every format fits into 99 KiB), INTERNAL when a launch fails, UNIMPLEMENTED in builds
+// without CUDA (the workspace is then empty).
 std::size_t AttentionCudaWorkspaceBytes(const TileFormat& format, std::size_t sequence_count,
                                         std::uint32_t worker_count);
 absl::Status AttentionCuda(const AttentionArgs& args, std::uint32_t worker_count, void* workspace,

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/attention.h"
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/attention_warp.h"
@@ -19,7 +20,8 @@ namespace kvmill {
 namespace device {
 namespace {
 
-constexpr unsigned kAttentionThreads = 32 * kAttentionWarps;
+template <int kDim>
+constexpr unsigned kAttentionThreads = 32 * kAttentionWarps<kDim>;
 constexpr unsigned kPlanThreads = 256;
 
 // Sums of the works and of the queries over the sequences.
@@ -65,19 +67,41 @@ PlanKernel(AttentionParameters p) {
 template <int kDim>
 struct AttentionShared {
   UnitQueries<kDim> queries;
-  VectorPlanes<kDim> planes[kAttentionWarps];
-  float max[kAttentionWarps][kUnitRows];
-  float total[kAttentionWarps][kUnitRows];
+  VectorPlanes<kDim> planes[kAttentionWarps<kDim>];
+  float max[kAttentionWarps<kDim>][kUnitRows];
+  float total[kAttentionWarps<kDim>][kUnitRows];
   float row_max[kUnitRows];  // Of the unit; after a merge log2-sum-exp.
   float row_total[kUnitRows];
   float log2_sum_exp[kUnitRows];
 };
 
-// Bytes that a warp needs for the keys, and for the values: half of a record, or raw rows.
+// Bytes of one of the two stages of a warp: raw rows, or what Load and LoadQuarter put there.
 template <int kDim>
-constexpr std::size_t StageBytes(std::size_t half_record_bytes) {
+constexpr std::size_t StageBytes(std::size_t of_record) {
   constexpr std::size_t kRaw = kRawTokens * kRawPitch<kDim>;
-  return half_record_bytes > kRaw ? half_record_bytes : kRaw;
+  return of_record > kRaw ? of_record : kRaw;
+}
+constexpr std::size_t Larger(std::size_t a, std::size_t b) { return a > b ? a : b; }
+
+// Sets the sizes of the stages; returns the bytes of a block of threads.
+template <int kDim>
+std::size_t LayOutShared(AttentionParameters& p, bool in_quarters) {
+  const RecordLayout& l = p.layout;
+  std::size_t scales = 0;
+  p.in_quarters = in_quarters;
+  if (in_quarters) {
+    const std::size_t key_codes = (l.k_scale - l.k_codes) / 2;
+    const std::size_t value_codes = (l.v_channel - l.v_codes) / (p.shape.format.group / 64u);
+    p.key_bytes = p.value_bytes = StageBytes<kDim>(Larger(key_codes, value_codes));
+    p.key_scale_bytes = l.v_codes - l.k_scale;
+    scales = p.key_scale_bytes + (l.bytes - l.v_channel);
+  } else {
+    p.key_bytes = StageBytes<kDim>(l.v_codes);
+    p.value_bytes = StageBytes<kDim>(l.bytes - l.v_codes);
+    p.key_scale_bytes = 0;
+  }
+  p.warp_bytes = p.key_bytes + p.value_bytes + scales;
+  return (sizeof(AttentionShared<kDim>) + 15) / 16 * 16 + kAttentionWarps<kDim> * p.warp_bytes;
 }
 
 // Each of the unit's rows times H, in shared memory. Begins and ends with a barrier.
@@ -86,7 +110,7 @@ KVMILL_DEVICE void RotateRows(float (&rows)[kUnitRows][kDim]) {
   constexpr float kNorm = kDim == 64 ? 0.125f : kDim == 128 ? 0.088388347648318447f : 0.0625f;
   for (unsigned half = 1; half < kDim; half *= 2) {
     SyncThreads();
-    for (unsigned i = ThreadIndex(); i < kUnitRows * kDim / 2; i += kAttentionThreads) {
+    for (unsigned i = ThreadIndex(); i < kUnitRows * kDim / 2; i += kAttentionThreads<kDim>) {
       const unsigned row = i / (kDim / 2);
       const unsigned pair = i % (kDim / 2);
       const unsigned at = pair / half * 2 * half + pair % half;
@@ -130,7 +154,7 @@ KVMILL_DEVICE std::ptrdiff_t OutputRow(const AttentionParameters& p, const Share
 template <int kDim>
 KVMILL_DEVICE void LoadQueries(const AttentionParameters& p, const Share& share,
                                UnitQueries<kDim>& q) {
-  for (unsigned i = ThreadIndex(); i < kUnitRows * kDim; i += kAttentionThreads) {
+  for (unsigned i = ThreadIndex(); i < kUnitRows * kDim; i += kAttentionThreads<kDim>) {
     const std::ptrdiff_t row = OutputRow(p, share, i / kDim);
     const float x =
         row < 0 ? 0.0f
@@ -140,7 +164,7 @@ KVMILL_DEVICE void LoadQueries(const AttentionParameters& p, const Share& share,
   SyncThreads();
   // Two rows a warp, as planes divided by their largest value.
   const int lane = static_cast<int>(LaneIndex());
-  for (int r = static_cast<int>(WarpIndex()); r < kUnitRows; r += kAttentionWarps) {
+  for (int r = static_cast<int>(WarpIndex()); r < kUnitRows; r += kAttentionWarps<kDim>) {
     float largest = 0;
     for (int c = lane; c < kDim; c += 32)
       largest = Max(largest, Max(q.plain[r][c], -q.plain[r][c]));
@@ -166,7 +190,7 @@ KVMILL_DEVICE void LoadQueries(const AttentionParameters& p, const Share& share,
 template <int kDim, typename Value>
 KVMILL_DEVICE void WriteRows(const AttentionParameters& p, const Share& share,
                              const float (&log2_sum_exp)[kUnitRows], Value value) {
-  for (unsigned i = ThreadIndex(); i < kUnitRows * kDim; i += kAttentionThreads) {
+  for (unsigned i = ThreadIndex(); i < kUnitRows * kDim; i += kAttentionThreads<kDim>) {
     const std::ptrdiff_t row = OutputRow(p, share, i / kDim);
     if (row < 0) continue;
     const auto at = static_cast<std::size_t>(row);
@@ -227,9 +251,9 @@ KVMILL_DEVICE void MeetWarps(const AttentionParameters& p, const AttentionWarp<k
   SyncThreads();
   if (thread < kUnitRows) {
     float largest = kMinusInfinity;
-    for (int w = 0; w < kAttentionWarps; ++w) largest = Max(largest, shared.max[w][thread]);
+    for (int w = 0; w < kAttentionWarps<kDim>; ++w) largest = Max(largest, shared.max[w][thread]);
     float total = 0;
-    for (int w = 0; w < kAttentionWarps; ++w) {
+    for (int w = 0; w < kAttentionWarps<kDim>; ++w) {
       if (shared.max[w][thread] == kMinusInfinity) continue;
       total = Fma(shared.total[w][thread], Exp2(shared.max[w][thread] - largest), total);
     }
@@ -240,25 +264,32 @@ KVMILL_DEVICE void MeetWarps(const AttentionParameters& p, const AttentionWarp<k
   SyncThreads();
   const float factor =
       warp.max() == kMinusInfinity ? 0.0f : Exp2(warp.max() - shared.row_max[lane / 4]);
-  for (unsigned w = 0; w < kAttentionWarps; ++w) {
+  for (unsigned w = 0; w < kAttentionWarps<kDim>; ++w) {
     if (WarpIndex() == w) warp.Output(shared.queries, factor, w != 0);
     SyncThreads();
   }
   if (p.shape.frame == Frame::kModel) RotateRows<kDim>(shared.queries.rotated);
-  for (unsigned i = thread; i < kUnitRows * kDim; i += kAttentionThreads) {
+  for (unsigned i = thread; i < kUnitRows * kDim; i += kAttentionThreads<kDim>) {
     shared.queries.plain[i / kDim][i % kDim] += shared.queries.rotated[i / kDim][i % kDim];
   }
   SyncThreads();
 }
 
 template <int kDim>
-KVMILL_KERNEL(kAttentionThreads, 1)
+KVMILL_KERNEL(kAttentionThreads<kDim>, 1)
 AttentionKernel(AttentionParameters p) {
   KVMILL_DYNAMIC_SHARED(std::byte, memory);
   auto& shared = *reinterpret_cast<AttentionShared<kDim>*>(memory);
-  std::byte* const stage = memory + (sizeof(AttentionShared<kDim>) + 15) / 16 * 16 +
-                           WarpIndex() * (p.key_bytes + p.value_bytes);
-  const WarpMemory<kDim> warp_memory{&shared.planes[WarpIndex()], stage, stage + p.key_bytes};
+  std::byte* const stage =
+      memory + (sizeof(AttentionShared<kDim>) + 15) / 16 * 16 + WarpIndex() * p.warp_bytes;
+  std::byte* const values = stage + p.key_bytes;
+  std::byte* const scales = values + p.value_bytes;
+  const WarpMemory<kDim> warp_memory =
+      p.in_quarters
+          ? WarpMemory<kDim>{&shared.planes[WarpIndex()], stage, values, scales,
+                             scales + p.key_scale_bytes}
+          : WarpMemory<kDim>{&shared.planes[WarpIndex()], stage, values, stage + p.layout.k_scale,
+                             values + (p.layout.v_channel - p.layout.v_codes)};
 
   const unsigned total = p.work_end[p.sequence_count - 1];
   const unsigned each = (total + GridBlocks() - 1) / GridBlocks();
@@ -282,7 +313,7 @@ AttentionKernel(AttentionParameters p) {
       WriteRows<kDim>(p, share, shared.log2_sum_exp, value);
     } else {
       float* const part = PartOf<kDim>(p, worker, begins);
-      for (unsigned i = ThreadIndex(); i < kUnitRows * kDim; i += kAttentionThreads) {
+      for (unsigned i = ThreadIndex(); i < kUnitRows * kDim; i += kAttentionThreads<kDim>) {
         part[i] = value(i / kDim, i % kDim);
         if (i % kDim == 0) part[kUnitRows * kDim + i / kDim] = shared.log2_sum_exp[i / kDim];
       }
@@ -305,13 +336,18 @@ AttentionKernel(AttentionParameters p) {
   }
 }
 
+// How a kernel is started for a head_dim.
+struct AttentionLaunch {
+  void (*kernel)(AttentionParameters);
+  unsigned threads;
+  std::size_t shared_bytes;
+};
+// In halves if the device has the shared memory.
 template <int kDim>
-absl::Status LaunchAttention(AttentionParameters p, unsigned workers, CUstream_st* stream) {
-  p.key_bytes = StageBytes<kDim>(p.layout.v_codes);
-  p.value_bytes = StageBytes<kDim>(p.layout.bytes - p.layout.v_codes);
-  const std::size_t shared_bytes = (sizeof(AttentionShared<kDim>) + 15) / 16 * 16 +
-                                   kAttentionWarps * (p.key_bytes + p.value_bytes);
-  return Launch(AttentionKernel<kDim>, {workers, kAttentionThreads, shared_bytes}, stream, p);
+AttentionLaunch LaunchOf(AttentionParameters& p, std::size_t shared_bytes_max) {
+  std::size_t shared_bytes = LayOutShared<kDim>(p, false);
+  if (shared_bytes > shared_bytes_max) shared_bytes = LayOutShared<kDim>(p, true);
+  return {AttentionKernel<kDim>, kAttentionThreads<kDim>, shared_bytes};
 }
 
 std::size_t RoundUp(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -354,18 +390,23 @@ absl::Status AttentionCuda(const AttentionArgs& args, std::uint32_t worker_count
   at += device::RoundUp(args.sequences.size() * sizeof(unsigned));
   p.parts = reinterpret_cast<float*>(at);
 
+  // Before anything is enqueued.
+  const std::size_t bytes_max = device::SharedBytesMax();
+  const device::AttentionLaunch launch =
+      shape.format.head_dim == 64    ? device::LaunchOf<64>(p, bytes_max)
+      : shape.format.head_dim == 128 ? device::LaunchOf<128>(p, bytes_max)
+                                     : device::LaunchOf<256>(p, bytes_max);
+  if (bytes_max != 0 && launch.shared_bytes > bytes_max) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "attention over ", ToString(shape.format), ", head_dim ", shape.format.head_dim, ": ",
+        launch.shared_bytes, " bytes of shared memory a block, the device has ", bytes_max));
+  }
   const absl::Status planned = device::Launch(
       device::PlanKernel, {1, device::kPlanThreads, 2 * device::kPlanThreads * sizeof(unsigned)},
       stream, p);
   if (!planned.ok()) return planned;
-  switch (shape.format.head_dim) {
-    case 64:
-      return device::LaunchAttention<64>(p, worker_count, stream);
-    case 128:
-      return device::LaunchAttention<128>(p, worker_count, stream);
-    default:
-      return device::LaunchAttention<256>(p, worker_count, stream);
-  }
+  return device::Launch(launch.kernel, {worker_count, launch.threads, launch.shared_bytes}, stream,
+                        p);
 }
 
 }  // namespace kvmill

@@ -124,11 +124,12 @@ KVMILL_DEVICE int ColumnOfChannel(int channel) {
   return channel - c + c % 4 * 2 + c / 4 % 2 + c / 8 * 8;
 }
 
-// sums[j][e] += the product of the vectors with the codes of K: row g, token 8*(2t+e) + j of the 64
-// that begin at word `word` of each channel's row; values and left-overs added up, times 2^-24.
+// sums[j][e] = the product of the vectors with the codes of `channels` channels of K from `codes`
+// on, the first of which is channel `first`: row g, token 8*(2t+e) + j of the 64 that begin at word
+// `word` of each channel's row; values and left-overs added up, times 2^-24.
 template <int kDim, int kBits>
-KVMILL_DEVICE void KeyProducts(const VectorPlanes<kDim>& vectors, const std::byte* codes,
-                               int row_bytes, int word, float (&sums)[8][2]) {
+KVMILL_DEVICE void KeyProducts(const VectorPlanes<kDim>& vectors, const std::byte* codes, int first,
+                               int channels, int row_bytes, int word, float (&sums)[8][2]) {
   const int lane = static_cast<int>(LaneIndex());
   const std::byte* at = codes + lane % 4 * row_bytes + (word + lane / 4) * kBits;
   float c[8][4];
@@ -138,16 +139,16 @@ KVMILL_DEVICE void KeyProducts(const VectorPlanes<kDim>& vectors, const std::byt
     for (int i = 0; i < 4; ++i) c[j][i] = 0;
   }
   KVMILL_NO_UNROLL
-  for (int step = 0; step < kDim / 16; ++step, at += 16 * row_bytes) {
+  for (int step = 0; step < channels / 16; ++step, at += 16 * row_bytes) {
     std::uint32_t a[4];
-    vectors.Load(a, step);
-    const auto first =
+    vectors.Load(a, first / 16 + step);
+    const auto lower =
         CodePairs<kBits>::Of(LoadEightCodes<kBits>(at), LoadEightCodes<kBits>(at + 4 * row_bytes));
-    const auto second = CodePairs<kBits>::Of(LoadEightCodes<kBits>(at + 8 * row_bytes),
-                                             LoadEightCodes<kBits>(at + 12 * row_bytes));
+    const auto upper = CodePairs<kBits>::Of(LoadEightCodes<kBits>(at + 8 * row_bytes),
+                                            LoadEightCodes<kBits>(at + 12 * row_bytes));
     KVMILL_UNROLL
     for (int j = 0; j < 8; ++j) {
-      const std::uint32_t b[2] = {first.At(j), second.At(j)};
+      const std::uint32_t b[2] = {lower.At(j), upper.At(j)};
       MmaHalf(c[j], a, b);
     }
   }

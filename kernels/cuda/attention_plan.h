@@ -31,8 +31,11 @@ struct AttentionParameters {
   VectorType query_type;
   VectorType output_type;
   float* log_sum_exp;
-  std::size_t key_bytes;  // Of shared memory for the keys, and for the values, of a warp.
+  bool in_quarters;       // See WarpMemory.
+  std::size_t key_bytes;  // Of shared memory for the keys of a warp, for the values, ...
   std::size_t value_bytes;
+  std::size_t key_scale_bytes;  // ... for the scales of keys if they lie apart, ...
+  std::size_t warp_bytes;       // ... and for all.
   // The workspace.
   unsigned* arrivals;     // [workers]: of the unit that the worker shares with the next ones.
   unsigned* work_end;     // [sequences]: works of the sequences up to and with this one.

@@ -15,15 +15,23 @@
 namespace kvmill {
 namespace device {
 
-constexpr int kAttentionWarps = 4;  // Of a block of threads.
-constexpr int kRawTokens = 16;      // Of raw rows, worked on together.
+constexpr int kRawTokens = 16;  // Of raw rows, worked on together.
 
-// The memory of one warp: `keys` and `values` hold the halves of a record or kRawTokens raw rows.
+// Of a block of threads.
+template <int kDim>
+constexpr int kAttentionWarps = kDim > 128 ? 2 : 4;
+
+// The memory of one warp. `keys` and `values` hold the halves of a record, or kRawTokens rows of
+// each. Where a device has too little shared memory for halves, records are worked on in quarters:
+// the keys of half the channels, of the other ones, the values of 64 tokens, of the other ones. The
+// first and third lie in `keys`, the others in `values`, scales apart.
 template <int kDim>
 struct WarpMemory {
   VectorPlanes<kDim>* planes;  // q * S of one tile.
   std::byte* keys;
   std::byte* values;
+  std::byte* key_scales;
+  std::byte* value_scales;
 };
 
 template <int kDim>
@@ -68,7 +76,7 @@ class AttentionSteps {
       next.first += kRawTokens;
       return next;
     }
-    return Find(step.block + kAttentionWarps);
+    return Find(step.block + kAttentionWarps<kDim>);
   }
 
   KVMILL_DEVICE DType TypeOf(const Step& step, bool values) const {
@@ -77,21 +85,50 @@ class AttentionSteps {
     return values ? tail.v.dtype : tail.k.dtype;
   }
 
-  KVMILL_DEVICE void LoadHalf(const Step& step, bool values) const {
+  // What a step begins with: to `keys` (first) or to `values`. The halves of a record or of raw
+  // rows; of a record in quarters those of the keys.
+  KVMILL_DEVICE void Load(const Step& step, bool second) const {
+    if (!step.tile) {
+      LoadRows(step, second);
+    } else if (p_.in_quarters) {
+      LoadQuarter(step, false, second);
+    } else {
+      const std::size_t first = second ? p_.layout.v_codes : 0;
+      const std::size_t end = second ? p_.layout.bytes : p_.layout.v_codes;
+      Copy(step.data + first, end - first, second ? memory_.values : memory_.keys);
+    }
+  }
+
+  // Half of the codes of a record's keys or values, and with the first half the scales.
+  KVMILL_DEVICE void LoadQuarter(const Step& step, bool values, bool second) const {
+    const RecordLayout& l = p_.layout;
+    const std::size_t codes = values ? l.v_codes : l.k_codes;
+    const std::size_t scales = values ? l.v_channel : l.k_scale;
+    const std::size_t end = values ? l.bytes : l.v_codes;
+    // Of values the first 64 tokens, which may be all.
+    const std::size_t half = values && group_ == 64 ? scales - codes : (scales - codes) / 2;
+    if (second) {
+      Copy(step.data + codes + half, scales - codes - half, memory_.values);
+    } else {
+      Copy(step.data + codes, half, memory_.keys);
+      Copy(step.data + scales, end - scales, values ? memory_.value_scales : memory_.key_scales);
+    }
+  }
+
+ private:
+  KVMILL_DEVICE static void Copy(const std::byte* from, std::size_t bytes, std::byte* to) {
+    const unsigned lane = LaneIndex();
+    const auto count = static_cast<unsigned>(bytes);
+    if (reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
+      for (unsigned i = 16 * lane; i < count; i += 16 * 32) CpAsync16(to + i, from + i);
+    } else {
+      for (unsigned i = lane; i < count; i += 32) to[i] = from[i];
+    }
+  }
+
+  KVMILL_DEVICE void LoadRows(const Step& step, bool values) const {
     const unsigned lane = LaneIndex();
     std::byte* const to = values ? memory_.values : memory_.keys;
-    if (step.tile) {
-      const std::size_t first = values ? p_.layout.v_codes : 0;
-      const auto bytes =
-          static_cast<unsigned>((values ? p_.layout.bytes : p_.layout.v_codes) - first);
-      const std::byte* const from = step.data + first;
-      if (reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
-        for (unsigned i = 16 * lane; i < bytes; i += 16 * 32) CpAsync16(to + i, from + i);
-      } else {
-        for (unsigned i = lane; i < bytes; i += 32) to[i] = from[i];
-      }
-      return;
-    }
     constexpr unsigned kPieces = kDim / 8;  // Of a row.
     for (unsigned i = lane; i < kRawTokens * kPieces; i += 32) {
       const unsigned token = step.first + i / kPieces;
@@ -127,7 +164,6 @@ class AttentionSteps {
     }
   }
 
- private:
   KVMILL_DEVICE unsigned Clip(std::uint64_t token, unsigned block) const {
     const std::uint64_t first = std::uint64_t{block} * group_;
     if (token <= first) return 0;
@@ -136,7 +172,7 @@ class AttentionSteps {
 
   // The first block from `block` on, in steps of the warps, that any row sees.
   KVMILL_DEVICE Step Find(unsigned block) const {
-    for (; block < share_.block_end; block += kAttentionWarps) {
+    for (; block < share_.block_end; block += kAttentionWarps<kDim>) {
       const unsigned begin = Clip(seen_.begin, block);
       const unsigned end = Clip(seen_.end, block);
       const bool sees = begin < end;

@@ -55,16 +55,15 @@ class AttentionWarp {
   KVMILL_DEVICE void Run() {
     Step step = steps_.First();
     if (step.valid) {
-      steps_.LoadHalf(step, false);
+      steps_.Load(step, false);
       CpAsyncCommit();
-      steps_.LoadHalf(step, true);
+      steps_.Load(step, true);
       CpAsyncCommit();
     }
     KVMILL_NO_UNROLL
     while (step.valid) {
       const Step next = steps_.After(step);
-      CpAsyncWait<1>();
-      SyncWarp();
+      WaitForOlder();
       const float old_max = max_;
       if (step.tile) {
         TileScores(step);
@@ -73,24 +72,27 @@ class AttentionWarp {
       } else {
         RawScores<DType::kBFloat16>(step);
       }
-      SyncWarp();
-      if (next.valid) steps_.LoadHalf(next, false);
-      CpAsyncCommit();
-      CpAsyncWait<1>();
-      SyncWarp();
       const float moved = max_ == kMinusInfinity ? 1.0f : Exp2(old_max - max_);
-      if (step.tile && p_.shape.format.value_bits == 4) {
-        AddTileValues<4>(moved);
-      } else if (step.tile) {
-        AddTileValues<2>(moved);
-      } else if (steps_.TypeOf(step, true) == DType::kFloat16) {
-        AddRawValues<DType::kFloat16>(moved);
+      if (p_.in_quarters && step.tile) {
+        LoadQuarter(step, true, true);
+        WaitForOlder();
+        AddTileValues<0>(moved);
+        LoadNext(next, false);
+        WaitForOlder();
+        AddTileValues<1>(moved);
       } else {
-        AddRawValues<DType::kBFloat16>(moved);
+        LoadNext(next, false);
+        WaitForOlder();
+        if (step.tile) {
+          AddTileValues<0>(moved);
+          AddTileValues<1>(moved);
+        } else if (steps_.TypeOf(step, true) == DType::kFloat16) {
+          AddRawValues<DType::kFloat16>(moved);
+        } else {
+          AddRawValues<DType::kBFloat16>(moved);
+        }
       }
-      SyncWarp();
-      if (next.valid) steps_.LoadHalf(next, true);
-      CpAsyncCommit();
+      LoadNext(next, true);
       step = next;
     }
     CpAsyncWait<0>();
@@ -117,6 +119,23 @@ class AttentionWarp {
   }
 
  private:
+  // Copies go on in order; the last but one has arrived.
+  KVMILL_DEVICE static void WaitForOlder() {
+    CpAsyncWait<1>();
+    SyncWarp();
+  }
+  // Begin a copy to memory that no lane reads any more.
+  KVMILL_DEVICE void LoadNext(const Step& next, bool second) const {
+    SyncWarp();
+    if (next.valid) steps_.Load(next, second);
+    CpAsyncCommit();
+  }
+  KVMILL_DEVICE void LoadQuarter(const Step& step, bool values, bool second) const {
+    SyncWarp();
+    steps_.LoadQuarter(step, values, second);
+    CpAsyncCommit();
+  }
+
   // Applies the soft cap to scores, which are in units of log2.
   template <int kCount>
   KVMILL_DEVICE void Cap(float (&scores)[kCount]) const {
@@ -149,10 +168,12 @@ class AttentionWarp {
   // ---- Tiles. ----
 
   KVMILL_DEVICE const std::uint16_t* KeyHalves(std::size_t offset) const {
-    return reinterpret_cast<const std::uint16_t*>(memory_.keys + offset);
+    return reinterpret_cast<const std::uint16_t*>(memory_.key_scales +
+                                                  (offset - p_.layout.k_scale));
   }
   KVMILL_DEVICE const std::uint16_t* ValueHalves(std::size_t offset) const {
-    return reinterpret_cast<const std::uint16_t*>(memory_.values + (offset - p_.layout.v_codes));
+    return reinterpret_cast<const std::uint16_t*>(memory_.value_scales +
+                                                  (offset - p_.layout.v_channel));
   }
 
   // The planes of q * S for this tile, and for the row of the lane what they were divided by and
@@ -214,32 +235,49 @@ class AttentionWarp {
     return {{Load16(from), Load16(from + 8)}};
   }
 
+  // The products of `channels` channels, from channel `first` on, to scores_ or added to it.
+  template <bool kAdd>
+  KVMILL_DEVICE void KeyScores(const std::byte* codes, int first, int channels) {
+    KVMILL_UNROLL
+    for (int span = 0; span < 2; ++span) {
+      float sums[8][2] = {};
+      if (64 * span < static_cast<int>(group_)) {
+        if (p_.shape.format.key_bits == 4) {
+          KeyProducts<kDim, 4>(*memory_.planes, codes, first, channels,
+                               static_cast<int>(group_) / 2, 8 * span, sums);
+        } else {
+          KeyProducts<kDim, 2>(*memory_.planes, codes, first, channels,
+                               static_cast<int>(group_) / 4, 8 * span, sums);
+        }
+      }
+      KVMILL_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        float& score = scores_[16 * span + i];
+        score = kAdd ? score + sums[i / 2][i % 2] : sums[i / 2][i % 2];
+      }
+    }
+  }
+
   KVMILL_DEVICE void TileScores(const Step& step) {
     float divisor;
     float zeros;
     FoldQueries(divisor, zeros);
     const float unit = divisor * kCodeUnit;
+    KeyScores<false>(memory_.keys, 0, p_.in_quarters ? kDim / 2 : kDim);
+    if (p_.in_quarters) {
+      LoadQuarter(step, true, false);
+      WaitForOlder();
+      KeyScores<true>(memory_.values, kDim / 2, kDim / 2);
+    }
     KVMILL_UNROLL
     for (int span = 0; span < 2; ++span) {
       const int first = 64 * span;
-      if (first >= static_cast<int>(group_)) {  // Masked below.
-        KVMILL_UNROLL
-        for (int i = 0; i < 16; ++i) scores_[16 * span + i] = 0;
-        continue;
-      }
-      float sums[8][2];
-      if (p_.shape.format.key_bits == 4) {
-        KeyProducts<kDim, 4>(*memory_.planes, memory_.keys, static_cast<int>(group_) / 2, 8 * span,
-                             sums);
-      } else {
-        KeyProducts<kDim, 2>(*memory_.planes, memory_.keys, static_cast<int>(group_) / 4, 8 * span,
-                             sums);
-      }
+      if (first >= static_cast<int>(group_)) continue;  // Masked below.
       const Sixteen across = LoadSixteen(KeyHalves(p_.layout.k_token) + first + 16 * pair_);
       KVMILL_UNROLL
       for (int i = 0; i < 16; ++i) {
         scores_[16 * span + i] =
-            across.At(i / 2, i % 2) * Fma(sums[i / 2][i % 2], unit, zeros) * log2_scale_;
+            across.At(i / 2, i % 2) * Fma(scores_[16 * span + i], unit, zeros) * log2_scale_;
       }
     }
     Cap(scores_);
@@ -257,82 +295,92 @@ class AttentionWarp {
     Softmax(scores_);
   }
 
-  template <int kBits>
+  // The values of tokens 64 * kSpan and on; span 0 comes first, 1 only if there are as many.
+  template <int kSpan>
   KVMILL_DEVICE void AddTileValues(float moved) {
+    if (64 * kSpan >= static_cast<int>(group_)) return;
+    if (p_.shape.format.value_bits == 4) {
+      AddTileValuesOf<kSpan, 4>(moved);
+    } else {
+      AddTileValuesOf<kSpan, 2>(moved);
+    }
+  }
+
+  template <int kSpan, int kBits>
+  KVMILL_DEVICE void AddTileValuesOf(float moved) {
     constexpr int kRowBytes = kDim * kBits / 8;
+    const int first = 64 * kSpan + 16 * pair_;
+    const std::byte* const codes = p_.in_quarters ? (kSpan == 0 ? memory_.keys : memory_.values)
+                                                  : memory_.values + 64 * kSpan * kRowBytes;
+    // p * S of the lane's sixteen tokens, divided by the row's largest; and the sum of p * Z.
+    const Sixteen scale = LoadSixteen(ValueHalves(p_.layout.v_scale) + first);
+    const Sixteen zero = LoadSixteen(ValueHalves(p_.layout.v_zero) + first);
+    float w[16];
+    float zeros = 0;
+    float largest = 0;
     KVMILL_UNROLL
-    for (int span = 0; span < 2; ++span) {
-      const int first = 64 * span + 16 * pair_;
-      if (64 * span >= static_cast<int>(group_)) continue;
-      // p * S of the lane's sixteen tokens, divided by the row's largest; and the sum of p * Z.
-      const Sixteen scale = LoadSixteen(ValueHalves(p_.layout.v_scale) + first);
-      const Sixteen zero = LoadSixteen(ValueHalves(p_.layout.v_zero) + first);
-      float w[16];
-      float zeros = 0;
-      float largest = 0;
+    for (int i = 0; i < 16; ++i) {
+      const float p = scores_[16 * kSpan + i];
+      w[i] = p * scale.At(i / 2, i % 2);
+      zeros = Fma(p, zero.At(i / 2, i % 2), zeros);
+      largest = Max(largest, Max(w[i], -w[i]));
+    }
+    KVMILL_UNROLL
+    for (unsigned h = 1; h < 4; h *= 2) {
+      zeros += ShuffleXor(kAllLanes, zeros, h);
+      largest = Max(largest, ShuffleXor(kAllLanes, largest, h));
+    }
+    const PowerScale power = ScaleOf(largest);
+    const float unit = power.back * kCodeUnit;
+    // Step s has the tokens of codes 2s and 2s + 1: first + {2s, 8 + 2s} and first + {2s + 1,
+    // 8 + 2s + 1}.
+    std::uint32_t a[4][4];
+    KVMILL_UNROLL
+    for (int s = 0; s < 4; ++s) {
       KVMILL_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        const float p = scores_[16 * span + i];
-        w[i] = p * scale.At(i / 2, i % 2);
-        zeros = Fma(p, zero.At(i / 2, i % 2), zeros);
-        largest = Max(largest, Max(w[i], -w[i]));
+      for (int h = 0; h < 2; ++h) {
+        const Planes planes =
+            SplitHalf(w[4 * s + 2 * h] * power.there, w[4 * s + 2 * h + 1] * power.there);
+        a[s][2 * h] = planes.value;
+        a[s][2 * h + 1] = planes.rest;
       }
-      KVMILL_UNROLL
-      for (unsigned h = 1; h < 4; h *= 2) {
-        zeros += ShuffleXor(kAllLanes, zeros, h);
-        largest = Max(largest, ShuffleXor(kAllLanes, largest, h));
-      }
-      const PowerScale power = ScaleOf(largest);
-      const float unit = power.back * kCodeUnit;
-      // Step s has the tokens of codes 2s and 2s + 1: first + {2s, 8 + 2s} and first + {2s + 1,
-      // 8 + 2s + 1}.
-      std::uint32_t a[4][4];
+    }
+    const float before = kSpan == 0 ? moved : 1.0f;
+    KVMILL_UNROLL
+    for (int part = 0; part < kDim / 64; ++part) {
+      CodePairs<kBits> pairs[4][2];
       KVMILL_UNROLL
       for (int s = 0; s < 4; ++s) {
         KVMILL_UNROLL
         for (int h = 0; h < 2; ++h) {
-          const Planes planes =
-              SplitHalf(w[4 * s + 2 * h] * power.there, w[4 * s + 2 * h + 1] * power.there);
-          a[s][2 * h] = planes.value;
-          a[s][2 * h + 1] = planes.rest;
+          const std::byte* const at =
+              codes + (16 * pair_ + 2 * s + h) * kRowBytes + (8 * part + row_) * kBits;
+          pairs[s][h] = CodePairs<kBits>::Of(LoadEightCodes<kBits>(at),
+                                             LoadEightCodes<kBits>(at + 8 * kRowBytes));
         }
       }
-      const float before = span == 0 ? moved : 1.0f;
+      const Sixteen across = LoadSixteen(ValueHalves(p_.layout.v_channel) + 64 * part + 16 * pair_);
       KVMILL_UNROLL
-      for (int part = 0; part < kDim / 64; ++part) {
-        CodePairs<kBits> pairs[4][2];
+      for (int j = 0; j < 8; ++j) {
+        float c[4] = {0, 0, 0, 0};
         KVMILL_UNROLL
         for (int s = 0; s < 4; ++s) {
-          KVMILL_UNROLL
-          for (int h = 0; h < 2; ++h) {
-            const std::byte* const at =
-                memory_.values + (first + 2 * s + h) * kRowBytes + (8 * part + row_) * kBits;
-            pairs[s][h] = CodePairs<kBits>::Of(LoadEightCodes<kBits>(at),
-                                               LoadEightCodes<kBits>(at + 8 * kRowBytes));
-          }
+          const std::uint32_t b[2] = {pairs[s][0].At(j), pairs[s][1].At(j)};
+          MmaHalf(c, a[s], b);
         }
-        const Sixteen across =
-            LoadSixteen(ValueHalves(p_.layout.v_channel) + 64 * part + 16 * pair_);
         KVMILL_UNROLL
-        for (int j = 0; j < 8; ++j) {
-          float c[4] = {0, 0, 0, 0};
-          KVMILL_UNROLL
-          for (int s = 0; s < 4; ++s) {
-            const std::uint32_t b[2] = {pairs[s][0].At(j), pairs[s][1].At(j)};
-            MmaHalf(c, a[s], b);
-          }
-          KVMILL_UNROLL
-          for (int e = 0; e < 2; ++e) {
-            const float sum = Fma(c[e] + c[e + 2], unit, zeros);
-            tiles_[part][j][e] = Fma(across.At(j, e), sum, tiles_[part][j][e] * before);
-          }
+        for (int e = 0; e < 2; ++e) {
+          const float sum = Fma(c[e] + c[e + 2], unit, zeros);
+          tiles_[part][j][e] = Fma(across.At(j, e), sum, tiles_[part][j][e] * before);
         }
       }
     }
-    KVMILL_UNROLL
-    for (int i = 0; i < kDim / 8; ++i) {
-      raw_[i][0] *= moved;
-      raw_[i][1] *= moved;
+    if constexpr (kSpan == 0) {
+      KVMILL_UNROLL
+      for (int i = 0; i < kDim / 8; ++i) {
+        raw_[i][0] *= moved;
+        raw_[i][1] *= moved;
+      }
     }
   }
 

@@ -23,6 +23,19 @@ struct LaunchShape {
 
 #ifdef __CUDACC__
 
+// Shared memory that a block may ask for on the current device; 0 where there is none: a launch
+// then says why.
+inline std::size_t SharedBytesMax() {
+  int device = 0;
+  int bytes = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
+          cudaSuccess) {
+    return 0;
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
 inline absl::Status LaunchError(cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
   return absl::InternalError(cudaGetErrorString(error));
@@ -47,6 +60,8 @@ absl::Status LaunchWith(void (*kernel)(Parameters...), const LaunchShape& shape,
 }
 
 #else
+
+std::size_t SharedBytesMax();  // Defined by the harness.
 
 // Defined by the harness. Runs `body(parameters)` once per thread; the parameters are constant
 // memory. INTERNAL says what the kernel did wrong.

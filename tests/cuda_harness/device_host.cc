@@ -318,6 +318,11 @@ void MmaBFloat16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t
   DoMma<DType::kBFloat16>(c, a, b, file, line);
 }
 
+std::size_t SharedBytesMax() {
+  const cuda_harness::Executor* const executor = cuda_harness::Executor::Current();
+  return executor == nullptr ? 0 : executor->shared_bytes_max();
+}
+
 absl::Status RunOnHost(const LaunchShape& shape, const void* parameters,
                        std::size_t parameter_bytes, void (*body)(const void*)) {
   return Current().Run(shape, parameters, parameter_bytes, body);

@@ -54,6 +54,8 @@ void* Harness::AllocateBytes(std::size_t bytes, const std::string& name) {
   return data;
 }
 
+bool Harness::LimitSharedBytes(std::size_t /*bytes_max*/) { return false; }
+
 absl::Status Harness::Finish() {
   const cudaError_t error = cudaDeviceSynchronize();
   return error == cudaSuccess ? absl::OkStatus() : absl::InternalError(cudaGetErrorString(error));

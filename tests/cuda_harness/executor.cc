@@ -81,7 +81,7 @@ absl::Status Executor::Run(const device::LaunchShape& shape, const void* paramet
   failed_ = false;
   ++launch_;
   if (shape.blocks == 0 || shape.threads == 0 || shape.threads > kThreadsMax ||
-      shape.threads % 32 != 0 || shape.shared_bytes > Memory::kSharedBytesMax) {
+      shape.threads % 32 != 0 || shape.shared_bytes > shared_bytes_max_) {
     faults_.push_back({FaultKind::kBadLaunch, "blocks, threads or shared bytes out of range"});
     return absl::InternalError(faults_.back().what);
   }

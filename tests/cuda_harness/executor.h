@@ -92,6 +92,8 @@ class Executor {
   [[noreturn]] void Fail(FaultKind kind, const std::string& what);
 
   Memory& memory() { return memory_; }
+  std::size_t shared_bytes_max() const { return shared_bytes_max_; }
+  void set_shared_bytes_max(std::size_t bytes) { shared_bytes_max_ = bytes; }
   const std::vector<Fault>& faults() const { return faults_; }
 
  private:
@@ -107,6 +109,7 @@ class Executor {
   std::uint64_t Random();
 
   Memory memory_;
+  std::size_t shared_bytes_max_ = std::size_t{99} << 10;  // At most Memory::kSharedBytesMax.
   std::uint64_t random_;
   std::vector<Fault> faults_;
   std::uintptr_t stacks_ = 0;

@@ -36,6 +36,11 @@ void* Harness::AllocateBytes(std::size_t bytes, const std::string& name) {
   return executor_->memory().Allocate(bytes, name);
 }
 
+bool Harness::LimitSharedBytes(std::size_t bytes_max) {
+  executor_->set_shared_bytes_max(bytes_max);
+  return true;
+}
+
 absl::Status Harness::Finish() { return absl::OkStatus(); }
 
 const std::vector<Fault>& Harness::faults() const { return executor_->faults(); }

@@ -94,6 +94,10 @@ class Harness {
   }
   void* AllocateBytes(std::size_t bytes, const std::string& name);
 
+  // Shared memory that a block may have: from now on, instead of the 99 KiB of sm_86 and sm_89. A
+  // launch that wants more is a fault. False, and nothing changes, on a real device.
+  bool LimitSharedBytes(std::size_t bytes_max);
+
   // Waits for what was launched: before the host looks at results. A launch under the simulation is
   // over when it returns; the same tests on a device (device_memory.cc) have to wait.
   absl::Status Finish();

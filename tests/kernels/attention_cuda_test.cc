@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "kernels/attention.h"
 #include "tests/cuda_harness/harness.h"
 #include "tests/kernels/attention_problem.h"
@@ -26,6 +29,7 @@ struct Options {
   bool packed = false;  // Everything adjacent and aligned: the fast ways to load.
   int launches = 1;
   VectorType output_type = VectorType::kFloat32;
+  std::size_t shared_bytes_max = 0;  // Of the harness; 0: as it is.
 };
 
 std::uint32_t NextSeed() {
@@ -163,12 +167,13 @@ class DeviceCall {
   void* workspace_ = nullptr;
 };
 
-AttentionResult RunCuda(AttentionProblem& problem, const Options& options = {}) {
-  return RunAttention(problem, [&](const AttentionArgs& args) {
+absl::StatusOr<AttentionResult> TryCuda(AttentionProblem& problem, const Options& options) {
+  absl::Status status;
+  AttentionResult result = RunAttention(problem, [&](const AttentionArgs& args) {
     Harness harness(NextSeed());
+    if (options.shared_bytes_max != 0) harness.LimitSharedBytes(options.shared_bytes_max);
     DeviceCall call(harness, args, options);
-    const absl::Status status = call.Run();
-    EXPECT_TRUE(status.ok()) << status;
+    status = call.Run();
     const std::size_t rows = problem.row_count();
     auto* const output = static_cast<float*>(args.output);
     for (std::size_t i = 0; i < rows * problem.dim(); ++i) {
@@ -182,6 +187,14 @@ AttentionResult RunCuda(AttentionProblem& problem, const Options& options = {}) 
     }
     std::copy_n(call.args().log_sum_exp, rows, args.log_sum_exp);
   });
+  if (!status.ok()) return status;
+  return result;
+}
+
+AttentionResult RunCuda(AttentionProblem& problem, const Options& options = {}) {
+  absl::StatusOr<AttentionResult> result = TryCuda(problem, options);
+  if (!result.ok()) throw std::runtime_error(std::string(result.status().message()));
+  return *std::move(result);
 }
 
 void ExpectClose(const AttentionResult& got, const AttentionResult& want,
@@ -344,6 +357,56 @@ TEST(AttentionCudaTest, LargeAndTinyQueriesKeepTheirDigits) {
     AttentionProblem problem(spec);
     ExpectClose(RunCuda(problem), RunReference(problem), 1e-3);
   }
+}
+
+// Every format runs in the shared memory of the smallest devices, which is what the harness has; in
+// quarters where a device has less than halves need, in halves where it has more.
+TEST(AttentionCudaTest, HalvesAndQuartersGiveTheSame) {
+  for (const std::uint16_t dim : {std::uint16_t{64}, std::uint16_t{128}, std::uint16_t{256}}) {
+    for (const std::uint16_t group : {std::uint16_t{64}, std::uint16_t{128}}) {
+      ProblemSpec spec;
+      spec.format = {4, 4, group, dim};
+      spec.sharing = 3;
+      spec.raw_fraction = 0.2;
+      spec.sequences = {{5u * group + 40}};
+      AttentionProblem problem(spec);
+      const AttentionResult want = RunReference(problem);
+      std::size_t fitting = 0;
+      for (const std::size_t kib : {227, 99, 90, 70, 60, 45, 39}) {
+        SCOPED_TRACE(testing::Message() << dim << " " << group << " " << kib);
+        Options options;
+        options.shared_bytes_max = kib << 10;
+        options.packed = kib % 2 == 0;
+        const absl::StatusOr<AttentionResult> got = TryCuda(problem, options);
+        if (kib >= 99) {
+          ASSERT_TRUE(got.ok()) << got.status();
+        }
+        if (got.ok()) {
+          ++fitting;
+          ExpectClose(*got, want);
+        } else {
+          EXPECT_EQ(got.status().code(), absl::StatusCode::kInvalidArgument);
+        }
+      }
+      EXPECT_GE(fitting, 2u);
+    }
+  }
+}
+
+TEST(AttentionCudaTest, TooLittleSharedMemoryIsSaidBeforeTheLaunch) {
+  ProblemSpec spec = Small();
+  spec.format = {4, 2, 128, 256};
+  spec.sequences = {{128}};
+  AttentionProblem problem(spec);
+  RunAttention(problem, [&](const AttentionArgs& args) {
+    Harness harness(NextSeed());
+    if (!harness.LimitSharedBytes(48 << 10)) GTEST_SKIP() << "a real device";
+    const absl::Status status = DeviceCall(harness, args, {}).Run();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("k4v2_g128, head_dim 256"), std::string::npos) << status;
+    EXPECT_NE(status.message().find("the device has 49152"), std::string::npos) << status;
+    EXPECT_TRUE(harness.faults().empty());  // Not even tried.
+  });
 }
 
 TEST(AttentionCudaTest, BadShapesAreRefused) {
