@@ -70,34 +70,37 @@ KVMILL_TARGET inline void MultiplyVectors(const std::uint8_t* quads, std::int32_
   _tile_stored(1, sums + 2 * kBlockRows * 16, 64);
 }
 
-// Multiplies a group of vectors after the next one was unpacked: a tile load has to wait until the
-// stores before it have left for the cache, and by then these have.
+// A tile load has to wait until the stores before it have left for the cache: a group of vectors is
+// multiplied after the next one was unpacked, and by then they have. Large groups are not worth it:
+// what two of them push out of the L1 cache costs more.
 template <std::uint32_t kBits, std::size_t kChunks>
 KVMILL_TARGET void MultiplyOf(const Avx512Product& product) {
   constexpr std::size_t kPlanes = 8 / kBits;
   constexpr std::size_t kLength = 64 * kChunks;
   constexpr std::size_t kVectorBytes = kLength * 16;
-  constexpr std::size_t kGroupBytes = kPlanes * kVectorBytes;  // Two take turns.
+  constexpr std::size_t kGroupBytes = kPlanes * kVectorBytes;
+  constexpr std::size_t kGroups = kGroupBytes <= 4096 ? 2 : 1;  // Take turns.
+  const std::size_t group_count = product.matrix.columns / 16 / kPlanes;
   const std::size_t vector_count = product.matrix.columns / 16;
   const std::size_t block_count = (product.row_count + kBlockRows - 1) / kBlockRows;
-  UnpackQuads<kBits>(product, 0, product.quads);
+  const auto quads_of = [&](std::size_t group) {
+    return product.quads + group % kGroups * kGroupBytes;
+  };
+  if (kGroups == 2) UnpackQuads<kBits>(product, 0, quads_of(0));
   // GCC's tile loads do not say that they read memory: what was stored has to be there.
   std::atomic_signal_fence(std::memory_order_seq_cst);
   if (block_count == 1) LoadPlanes<kChunks>(product.planes);
-  for (std::size_t v = 0; v < vector_count; v += kPlanes) {
-    const std::size_t next = v + kPlanes;
-    if (next < vector_count) {
-      UnpackQuads<kBits>(product, next / kPlanes * 16,
-                         product.quads + next / kPlanes % 2 * kGroupBytes);
-    }
+  for (std::size_t g = 0; g < group_count; ++g) {
+    const std::size_t unpacked = g + kGroups - 1;
+    if (unpacked < group_count) UnpackQuads<kBits>(product, unpacked * 16, quads_of(unpacked));
     std::atomic_signal_fence(std::memory_order_seq_cst);
     for (std::size_t block = 0; block < block_count; ++block) {
       // Planes beyond the last row are whatever is there: their sums are not looked at.
       if (block_count != 1) LoadPlanes<kChunks>(product.planes + block * 2 * kBlockRows * kLength);
-      const std::uint8_t* quads = product.quads + v / kPlanes % 2 * kGroupBytes;
-      for (std::size_t n = v; n < next; n += 2, quads += 2 * kVectorBytes) {
-        MultiplyVectors<kChunks>(quads,
-                                 product.sums + (block * vector_count + n) * 2 * kBlockRows * 16);
+      const std::uint8_t* quads = quads_of(g);
+      std::int32_t* sums = product.sums + (block * vector_count + g * kPlanes) * kVectorSums;
+      for (std::size_t n = 0; n < kPlanes; n += 2) {
+        MultiplyVectors<kChunks>(quads + n * kVectorBytes, sums + n * kVectorSums);
       }
     }
   }
