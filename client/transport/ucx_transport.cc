@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -309,8 +308,6 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptio
     }
   }
   ReleaseSignals();
-  // Not a setting that ucp_config_modify reaches.
-  setenv("UCX_TCP_AF_PRIO", ucx.family == AddressFamily::kIpv6 ? "inet6,inet" : "inet,inet6", 1);
   KVMILL_ASSIGN_OR_RETURN(UcxConfig config, UcxConfig::Read());
   if (!ucx.tls.empty()) {
     const std::vector<std::string> names = absl::StrSplit(ucx.tls, ',');
@@ -318,6 +315,12 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptio
                          std::find(names.begin(), names.end(), "tcp") != names.end();
     KVMILL_RETURN_IF_ERROR(config.Set("TLS", has_tcp ? ucx.tls : ucx.tls + ",tcp"));
   }
+  // Settings of UCX's TCP: ucp_config_modify wants their names without "TCP_".
+  KVMILL_RETURN_IF_ERROR(
+      config.Set("AF_PRIO", ucx.family == AddressFamily::kIpv6 ? "inet6,inet" : "inet,inet6"));
+  // Its PUT fails assertions of UCX 1.13 when several are under way, which ends the process; active
+  // messages carry the same bytes as fast.
+  KVMILL_RETURN_IF_ERROR(config.Set("PUT_ENABLE", "n"));
   for (const auto& [name, value] : ucx.settings) KVMILL_RETURN_IF_ERROR(config.Set(name, value));
   KVMILL_ASSIGN_OR_RETURN(UcxContext context, UcxContext::Make(config));
   KVMILL_ASSIGN_OR_RETURN(UcxWorker worker, UcxWorker::Make(context));

@@ -48,14 +48,15 @@ struct UcxOptions {
   // UCX's list of transports (UCX_TLS), for example "tcp" or "rc,ud". tcp is added. Empty: what the
   // environment says, or all.
   std::string tls;
-  // Further UCX settings, without the prefix: {"NET_DEVICES", "eth0"}. They win over the defaults
-  // of this library; INVALID_ARGUMENT names one that UCX does not know.
+  // Further UCX settings, which win over the defaults of this library: names of UCP as UCX
+  // documents them but without "UCX_" ({"NET_DEVICES", "eth0"}), names of its transports also
+  // without theirs
+  // ({"TX_SEG_SIZE", "64k"} for UCX_TCP_TX_SEG_SIZE). UCX warns of those that it does not know.
   std::vector<std::pair<std::string, std::string>> settings;
 };
 
 // INVALID_ARGUMENT for bad options and addresses; FAILED_PRECONDITION when UCX has no TCP here;
-// UNAVAILABLE when an address cannot be listened on, naming it. Sets the environment variable
-// UCX_TCP_AF_PRIO, the only way to tell UCX the family: call it before other threads read theirs.
+// UNAVAILABLE when an address cannot be listened on, naming it.
 absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptions& options,
                                                             const UcxOptions& ucx);
 

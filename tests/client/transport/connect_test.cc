@@ -1,5 +1,8 @@
 // How connections come about and end: offers, handshakes, addresses; over UCX and in memory.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
 
 #include <filesystem>
 
@@ -132,6 +135,90 @@ TEST_P(ConnectTest, TheNextAddressIsTriedWhereNobodyAnswers) {
   EXPECT_EQ(pair.TryConnect(offer).status().code(), absl::StatusCode::kUnavailable);
   offer.addresses = {};
   EXPECT_EQ(pair.TryConnect(offer).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// An IPv6 address of this machine that is neither loopback nor link-local; empty when it has none.
+std::string GlobalIpv6Address() {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  std::string found;
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET6) continue;
+    const auto* const address = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
+    if (IN6_IS_ADDR_LOOPBACK(&address->sin6_addr) || IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) {
+      continue;
+    }
+    std::array<char, INET6_ADDRSTRLEN> text{};
+    inet_ntop(AF_INET6, &address->sin6_addr, text.data(), text.size());
+    found = text.data();
+  }
+  freeifaddrs(all);
+  return found;
+}
+
+TEST(UcxAddressTest, Ipv6) {
+  const std::string address = GlobalIpv6Address();
+  if (address.empty()) GTEST_SKIP() << "this machine has no IPv6 address";
+  ScriptedHandler handler;
+  TransportOptions options;
+  options.self = {NodeIdentity::IdOf("server"), 11};
+  options.handler = &handler;
+  const auto server = MakeUcxTransport(
+      options, {.listen = {"[" + address + "]:0"}, .family = AddressFamily::kIpv6});
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_THAT((*server)->addresses()[0], ::testing::StartsWith("[" + address + "]:"));
+  Pair pair(TransportKind{true, false});
+  pair.client = *MakeUcxTransport(pair.client_options, {.family = AddressFamily::kIpv6});
+  const absl::StatusOr<ConnectionPtr> connection = pair.TryConnect(*(*server)->MakeOffer(1));
+  ASSERT_TRUE(connection.ok()) << connection.status();
+  EXPECT_EQ((*connection)->info().address, (*server)->addresses()[0]);
+  const std::vector<std::byte> data = RandomData(1'000'000, 1);
+  const CallResultPtr result = pair.Start(*connection, "echo", data);
+  EXPECT_TRUE(pair.Wait(result).ok()) << result->status();
+  EXPECT_TRUE(result->destination == data);
+}
+
+TEST(UcxAddressTest, WhatUcxCannotUseIsRefusedByName) {
+  TransportOptions options;
+  const auto code = [&](const UcxOptions& ucx) {
+    return MakeUcxTransport(options, ucx).status().code();
+  };
+  const auto bad = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(code({.listen = {"localhost:0"}}), bad);
+  EXPECT_EQ(code({.listen = {"[fd00::2]:0"}}), bad);  // Of the other family.
+  EXPECT_EQ(code({.listen = {"127.0.0.1:0"}, .family = AddressFamily::kIpv6}), bad);
+  EXPECT_EQ(code({.listen = {"[::1]:0"}, .family = AddressFamily::kIpv6}), bad);
+  EXPECT_EQ(code({.listen = {"0.0.0.0:0"}}), bad);
+  EXPECT_EQ(code({.listen = {"127.0.0.1:0"}, .advertise = {"1.2.3.4", "1.2.3.5"}}), bad);
+  EXPECT_EQ(code({.listen = {"192.0.2.77:0"}}), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(code({.listen = {}, .settings = {{"NET_DEVICES", "nowhere0"}}}),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(code({.tls = "self"}), absl::StatusCode::kOk);  // TCP is added.
+}
+
+TEST(UcxAddressTest, OffersSayWhatIsAdvertised) {
+  const auto server = MakeUcxTransport({}, {.listen = {"0.0.0.0:0"}, .advertise = {"127.0.0.1"}});
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_THAT((*server)->addresses()[0], ::testing::StartsWith("127.0.0.1:"));
+  Pair pair(TransportKind{true, false});
+  pair.MakeClient();
+  Offer offer = *(*server)->MakeOffer(1);
+  EXPECT_TRUE(pair.TryConnect(offer).ok());
+}
+
+// There is no RDMA on loopback: what was expected is said, what was required is refused.
+TEST(UcxAddressTest, OnlyTcpWhereRdmaWasExpectedIsNotSilent) {
+  const auto server = MakeUcxTransport({}, {.listen = {"127.0.0.1:0"}});
+  ASSERT_TRUE(server.ok()) << server.status();
+  Pair pair(TransportKind{true, false});
+  pair.client = *MakeUcxTransport(pair.client_options, {.rdma = RdmaUse::kExpected, .tls = "tcp"});
+  const absl::StatusOr<ConnectionPtr> expected = pair.TryConnect(*(*server)->MakeOffer(1));
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_TRUE((*expected)->info().slower_than_expected);
+  pair.client = *MakeUcxTransport(pair.client_options, {.rdma = RdmaUse::kRequired, .tls = "tcp"});
+  EXPECT_EQ(pair.TryConnect(*(*server)->MakeOffer(1)).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(pair.client->Supports(MemoryKind::kHost));
 }
 
 std::size_t OpenDescriptors() {
