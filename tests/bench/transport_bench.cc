@@ -196,7 +196,8 @@ class Bench {
         call.payload = {place};
       }
       const auto started = Clock::now();
-      call.done = [this, slot, started, latencies, get, bytes, count](absl::StatusOr<Response> response) {
+      call.done = [this, slot, started, latencies, get, bytes,
+                   count](absl::StatusOr<Response> response) {
         if (!response.ok()) {
           std::fprintf(stderr, "%s %zu of %zu: %s\n", get ? "get" : "put", bytes,
                        static_cast<std::size_t>(count), response.status().ToString().c_str());
@@ -295,9 +296,9 @@ int Main(const Settings& settings) {
     Median perftest, ratio, put, sealed_put, cpu, sealed_cpu;
   };
   std::vector<Size> sizes;
-  sizes.push_back({.bytes = 1 << 20, .count = 1500});
-  sizes.push_back({.bytes = 4 << 20, .count = 400});
-  sizes.push_back({.bytes = 16 << 20, .count = 100});
+  sizes.push_back({.bytes = 1 << 20, .count = 400});
+  sizes.push_back({.bytes = 4 << 20, .count = 100});
+  sizes.push_back({.bytes = 16 << 20, .count = 30});
   struct Get {
     std::size_t bytes;
     bool plaintext;
@@ -330,7 +331,7 @@ int Main(const Settings& settings) {
       Bench bench(settings, get.plaintext);
       bench.Run(true, get.bytes, 200, 1, nullptr);
       std::vector<double> latencies;
-      const int count = static_cast<int>((std::size_t{256} << 20) / get.bytes);
+      const int count = static_cast<int>((std::size_t{128} << 20) / get.bytes);
       double seconds = bench.Run(true, get.bytes, count, 1, &latencies);
       std::sort(latencies.begin(), latencies.end());
       get.p50_us.Add(1e6 * latencies[latencies.size() / 2]);
