@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint8_t kUnsigned = 1, kFloat = 2, kBfloat = 4;
 
-Array FromBuffer(const Py_buffer& buffer, const std::string& what) {
+Array FromBuffer(const Py_buffer& buffer, const Place& place) {
   std::string format = buffer.format == nullptr ? "B" : buffer.format;
   if (format.size() == 2 && (format[0] == '<' || format[0] == '=' || format[0] == '@')) {
     format.erase(0, 1);
@@ -21,7 +21,7 @@ Array FromBuffer(const Py_buffer& buffer, const std::string& what) {
   } else if (format == "H") {
     array.kind = Kind::kBits16;
   } else {
-    Invalid(what + ": elements of format '" + format + "', want float16, bfloat16 or uint16");
+    Invalid(place, "elements of format '" + format + "', want float16, bfloat16 or uint16");
   }
   array.data = static_cast<std::byte*>(buffer.buf);
   array.shape.assign(buffer.shape, buffer.shape + buffer.ndim);
@@ -29,13 +29,13 @@ Array FromBuffer(const Py_buffer& buffer, const std::string& what) {
   return array;
 }
 
-Array FromTensor(const DlTensor& tensor, const std::string& what) {
+Array FromTensor(const DlTensor& tensor, const Place& place) {
   if (tensor.device.type != 1 && tensor.device.type != 3) {
-    Invalid(what + ": is on a device of type " + std::to_string(tensor.device.type) +
-            ", want host memory");
+    Invalid(place,
+            "is on a device of type " + std::to_string(tensor.device.type) + ", want host memory");
   }
   if (tensor.dtype.bits != 16 || tensor.dtype.lanes != 1) {
-    Invalid(what + ": elements of " + std::to_string(tensor.dtype.bits) + " bits, want 16");
+    Invalid(place, "elements of " + std::to_string(tensor.dtype.bits) + " bits, want 16");
   }
   Array array;
   switch (tensor.dtype.code) {
@@ -49,8 +49,8 @@ Array FromTensor(const DlTensor& tensor, const std::string& what) {
       array.kind = Kind::kBFloat16;
       break;
     default:
-      Invalid(what + ": elements of DLPack's type " + std::to_string(tensor.dtype.code) +
-              ", want float16, bfloat16 or uint16");
+      Invalid(place, "elements of DLPack's type " + std::to_string(tensor.dtype.code) +
+                         ", want float16, bfloat16 or uint16");
   }
   array.data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   array.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
@@ -62,7 +62,7 @@ Array FromTensor(const DlTensor& tensor, const std::string& what) {
   return array;
 }
 
-// numpy has no name for bfloat16 in the buffer protocol: its bits do.
+// An array of ml_dtypes' bfloat16: the buffer protocol has no name for it, but its bits do.
 bool IsBfloat16(py::handle object) {
   if (!py::hasattr(object, "dtype") || !py::hasattr(object, "view")) return false;
   const py::object dtype = object.attr("dtype");
@@ -80,6 +80,13 @@ struct Exported {
 }  // namespace
 
 void Invalid(const std::string& message) { throw Failure{KVMILL_INVALID_ARGUMENT, message}; }
+
+std::string At(const Place& place, const std::string& message) {
+  return "block " + std::to_string(place.block) + ", layer " + std::to_string(place.layer) + ": " +
+         place.what + ": " + message;
+}
+
+void Invalid(const Place& place, const std::string& message) { Invalid(At(place, message)); }
 
 Pins::Pins(Pins&& other) noexcept
     : buffers_(std::move(other.buffers_)), tensors_(std::move(other.tensors_)) {
@@ -105,30 +112,31 @@ const Py_buffer& Pins::AddBuffer(PyObject* object, int flags) {
   return *buffers_.back();
 }
 
-Array ToArray(py::handle object, bool writable, const std::string& what, Pins* pins) {
-  if (IsBfloat16(object) && !py::hasattr(object, "untyped_storage")) {  // Not one of torch.
-    const py::object bits = object.attr("view")("uint16");
-    Array array = ToArray(bits, writable, what, pins);
-    array.kind = Kind::kBFloat16;
-    return array;
-  }
+Array ToArray(py::handle object, bool writable, const Place& place, Pins* pins) {
+  std::string refused;
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     const int flags = PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
     try {
-      return FromBuffer(pins->AddBuffer(object.ptr(), flags), what);
+      return FromBuffer(pins->AddBuffer(object.ptr(), flags), place);
     } catch (py::error_already_set& error) {
-      Invalid(what + ": " + std::string(py::str(error.value())));
+      refused = std::string(py::str(error.value()));
     }
   }
+  if (IsBfloat16(object)) {
+    Array array = ToArray(object.attr("view")("uint16"), writable, place, pins);
+    array.kind = Kind::kBFloat16;
+    return array;
+  }
+  if (!refused.empty()) Invalid(place, refused);
   if (!py::hasattr(object, "__dlpack__")) {
-    throw py::type_error(what + ": a " + std::string(Py_TYPE(object.ptr())->tp_name) +
-                         " has neither the buffer protocol nor __dlpack__");
+    throw py::type_error(At(place, "a " + std::string(Py_TYPE(object.ptr())->tp_name) +
+                                       " has neither the buffer protocol nor __dlpack__"));
   }
   const auto device = py::cast<py::tuple>(object.attr("__dlpack_device__")());
   DlTensor where = {};
   where.device.type = device[0].cast<std::int32_t>();
   where.dtype = {kUnsigned, 16, 1};
-  static_cast<void>(FromTensor(where, what));  // Asking a device for a capsule may take long.
+  static_cast<void>(FromTensor(where, place));  // Asking a device for a capsule may take long.
   const auto capsule = py::cast<py::object>(object.attr("__dlpack__")());
   auto* const managed =
       static_cast<DlManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
@@ -136,19 +144,19 @@ Array ToArray(py::handle object, bool writable, const std::string& what, Pins* p
   // It is ours from here on.
   pins->AddTensor(managed);
   if (PyCapsule_SetName(capsule.ptr(), "used_dltensor") != 0) throw py::error_already_set();
-  return FromTensor(managed->tensor, what);
+  return FromTensor(managed->tensor, place);
 }
 
-const Py_buffer& ToBytes(py::handle object, bool writable, const std::string& what, Pins* pins) {
+const Py_buffer& ToBytes(py::handle object, bool writable, const Place& place, Pins* pins) {
   if (PyObject_CheckBuffer(object.ptr()) == 0) {
-    throw py::type_error(what + ": a " + std::string(Py_TYPE(object.ptr())->tp_name) +
-                         " does not have the buffer protocol");
+    throw py::type_error(At(place, "a " + std::string(Py_TYPE(object.ptr())->tp_name) +
+                                       " does not have the buffer protocol"));
   }
   try {
     return pins->AddBuffer(object.ptr(),
                            PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0));
   } catch (py::error_already_set& error) {
-    Invalid(what + ": " + std::string(py::str(error.value())));
+    Invalid(place, "" + std::string(py::str(error.value())));
   }
 }
 

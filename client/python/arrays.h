@@ -22,6 +22,16 @@ struct Failure {
 
 [[noreturn]] void Invalid(const std::string& message);
 
+// Which array of a call it is, for errors; made for thousands of arrays that are right.
+struct Place {
+  std::size_t block;
+  std::size_t layer;
+  const char* what;
+};
+// "block 3, layer 0: k: " and `message`.
+std::string At(const Place& place, const std::string& message);
+[[noreturn]] void Invalid(const Place& place, const std::string& message);
+
 // DLPack's structs, as their ABI has them (dlpack.h, before version 1).
 struct DlDevice {
   std::int32_t type;  // 1: CPU, 3: host memory that CUDA knows.
@@ -76,11 +86,10 @@ struct Array {
 // The memory of an object that has the buffer protocol or __dlpack__, pinned. uint16 arrays are
 // taken as bits of either type, arrays of ml_dtypes' bfloat16 as what they are. Throws type_error
 // for what is not an array, Failure for one of another type, device or byte order.
-Array ToArray(pybind11::handle object, bool writable, const std::string& what, Pins* pins);
+Array ToArray(pybind11::handle object, bool writable, const Place& place, Pins* pins);
 
 // The bytes of an object that has the buffer protocol, in C order.
-const Py_buffer& ToBytes(pybind11::handle object, bool writable, const std::string& what,
-                         Pins* pins);
+const Py_buffer& ToBytes(pybind11::handle object, bool writable, const Place& place, Pins* pins);
 
 // A DLPack capsule of a 16-bit array, which keeps it alive. `code` as in DlType.
 pybind11::capsule ToDlpack(pybind11::handle object, std::uint8_t code);

@@ -206,34 +206,31 @@ class Queue {
   kvmill_queue* queue_ = nullptr;
 };
 
-std::string Place(std::size_t block, std::size_t layer, const char* what) {
-  return "block " + std::to_string(block) + ", layer " + std::to_string(layer) + ": " + what;
-}
-
 // Checks an array of [..., heads, head_dim] against the layer it is of.
 void CheckArray(const Array& array, const kvmill_layer_group& group, std::uint32_t heads,
-                std::uint32_t dtype, bool writable, std::size_t ndim, const std::string& what) {
+                std::uint32_t dtype, bool writable, std::size_t ndim, const Place& place) {
   if (array.shape.size() != ndim) {
-    Invalid(what + ": " + std::to_string(array.shape.size()) + " dimensions, want " +
-            std::to_string(ndim));
+    Invalid(place,
+            "" + std::to_string(array.shape.size()) + " dimensions, want " + std::to_string(ndim));
   }
   const std::ptrdiff_t got_heads = array.shape[ndim - 2], got_dim = array.shape[ndim - 1];
   if (got_heads != static_cast<std::ptrdiff_t>(heads) ||
       got_dim != static_cast<std::ptrdiff_t>(group.head_dim)) {
-    Invalid(what + ": " + std::to_string(got_heads) + " heads of " + std::to_string(got_dim) +
-            " channels, want " + std::to_string(heads) + " of " + std::to_string(group.head_dim));
+    Invalid(place, "" + std::to_string(got_heads) + " heads of " + std::to_string(got_dim) +
+                       " channels, want " + std::to_string(heads) + " of " +
+                       std::to_string(group.head_dim));
   }
   if (array.strides[ndim - 1] != 2) {
-    Invalid(what + ": the channels of a head must be adjacent; their distance is " +
-            std::to_string(array.strides[ndim - 1]) + " bytes");
+    Invalid(place, "the channels of a head must be adjacent; their distance is " +
+                       std::to_string(array.strides[ndim - 1]) + " bytes");
   }
   const Kind want = dtype == KVMILL_BFLOAT16 ? Kind::kBFloat16 : Kind::kFloat16;
   if (array.kind != Kind::kBits16 && array.kind != want) {
-    Invalid(what + ": " + (want == Kind::kFloat16 ? "bfloat16" : "float16") +
-            " values, the namespace has the other type");
+    Invalid(place, std::string(want == Kind::kFloat16 ? "bfloat16" : "float16") +
+                       " values, the namespace has the other type");
   }
   for (std::size_t i = 0; writable && i + 1 < ndim; ++i) {
-    if (array.shape[i] > 1 && array.strides[i] == 0) Invalid(what + ": its elements overlap");
+    if (array.shape[i] > 1 && array.strides[i] == 0) Invalid(place, "its elements overlap");
   }
 }
 
@@ -241,29 +238,29 @@ void CheckArray(const Array& array, const kvmill_layer_group& group, std::uint32
 // head_dim], page numbers). View: kvmill_kv or kvmill_mutable_kv.
 template <typename View>
 View ToView(py::handle object, const Namespace& ns, std::size_t layer, std::uint32_t heads,
-            std::uint32_t tokens, bool writable, const std::string& what, Pending* pending) {
+            std::uint32_t tokens, bool writable, const Place& place, Pending* pending) {
   const kvmill_layer_group& group = ns.group_of(layer);
   const std::uint32_t dtype = ns.spec().source_dtype;
   View view = {};
   std::ptrdiff_t room = 0;
   if (!py::isinstance<py::tuple>(object)) {
-    const Array array = ToArray(object, writable, what, &pending->pins);
-    CheckArray(array, group, heads, dtype, writable, 3, what);
+    const Array array = ToArray(object, writable, place, &pending->pins);
+    CheckArray(array, group, heads, dtype, writable, 3, place);
     view.data = array.data;
     view.token_stride_bytes = array.strides[0];
     view.head_stride_bytes = array.strides[1];
     room = array.shape[0];
   } else {
     const auto paged = py::reinterpret_borrow<py::tuple>(object);
-    if (paged.size() != 2) throw py::type_error(what + ": want (cache, pages)");
-    const Array cache = ToArray(paged[0], writable, what, &pending->pins);
-    CheckArray(cache, group, heads, dtype, writable, 4, what);
+    if (paged.size() != 2) throw py::type_error(At(place, "want (cache, pages)"));
+    const Array cache = ToArray(paged[0], writable, place, &pending->pins);
+    CheckArray(cache, group, heads, dtype, writable, 4, place);
     std::vector<void*>& pages = pending->pages.emplace_back();
     for (const py::handle number : py::cast<py::sequence>(paged[1])) {
       const auto page = number.cast<std::ptrdiff_t>();
       if (page < 0 || page >= cache.shape[0]) {
-        Invalid(what + ": page " + std::to_string(page) + ", the cache has " +
-                std::to_string(cache.shape[0]));
+        Invalid(place, "page " + std::to_string(page) + ", the cache has " +
+                           std::to_string(cache.shape[0]));
       }
       pages.push_back(cache.data + page * cache.strides[0]);
     }
@@ -274,8 +271,7 @@ View ToView(py::handle object, const Namespace& ns, std::size_t layer, std::uint
     room = static_cast<std::ptrdiff_t>(pages.size()) * cache.shape[1];
   }
   if (room < static_cast<std::ptrdiff_t>(tokens) || room <= 0) {
-    Invalid(what + ": room for " + std::to_string(room) + " tokens, want " +
-            std::to_string(tokens));
+    Invalid(place, "room for " + std::to_string(room) + " tokens, want " + std::to_string(tokens));
   }
   view.tokens = static_cast<std::uint32_t>(std::min<std::ptrdiff_t>(room, UINT32_MAX));
   return view;
@@ -408,14 +404,14 @@ class Client {
         auto layer = Init<kvmill_store_layer>();
         if (py::isinstance<py::tuple>(item)) {
           const auto kv = py::reinterpret_borrow<py::tuple>(item);
-          if (kv.size() != 2) throw py::type_error(Place(b, l, "want (k, v)"));
+          if (kv.size() != 2) throw py::type_error(At({b, l, "K and V"}, "want (k, v)"));
           const std::uint32_t heads = HeadsOf(ns, l, head_count);
-          layer.k = ToView<kvmill_kv>(kv[0], ns, l, heads, block.token_count, false,
-                                      Place(b, l, "k"), pending.get());
-          layer.v = ToView<kvmill_kv>(kv[1], ns, l, heads, block.token_count, false,
-                                      Place(b, l, "v"), pending.get());
+          layer.k = ToView<kvmill_kv>(kv[0], ns, l, heads, block.token_count, false, {b, l, "k"},
+                                      pending.get());
+          layer.v = ToView<kvmill_kv>(kv[1], ns, l, heads, block.token_count, false, {b, l, "v"},
+                                      pending.get());
         } else {
-          const Py_buffer& records = ToBytes(item, false, Place(b, l, "records"), &pending->pins);
+          const Py_buffer& records = ToBytes(item, false, {b, l, "records"}, &pending->pins);
           layer.records = records.buf;
           layer.records_bytes = static_cast<std::size_t>(records.len);
         }
@@ -461,16 +457,16 @@ class Client {
         auto output = Init<kvmill_fetch_output>();
         if (form == KVMILL_FORM_VALUES16) {
           if (!py::isinstance<py::tuple>(item) || py::len(item) != 2) {
-            throw py::type_error(Place(b, l, "want (k, v)"));
+            throw py::type_error(At({b, l, "K and V"}, "want (k, v)"));
           }
           const auto kv = py::reinterpret_borrow<py::tuple>(item);
           const std::uint32_t heads = HeadsOf(ns, l, head_count);
-          output.k = ToView<kvmill_mutable_kv>(kv[0], ns, l, heads, 1, true, Place(b, l, "k"),
-                                               pending.get());
-          output.v = ToView<kvmill_mutable_kv>(kv[1], ns, l, heads, 1, true, Place(b, l, "v"),
-                                               pending.get());
+          output.k =
+              ToView<kvmill_mutable_kv>(kv[0], ns, l, heads, 1, true, {b, l, "k"}, pending.get());
+          output.v =
+              ToView<kvmill_mutable_kv>(kv[1], ns, l, heads, 1, true, {b, l, "v"}, pending.get());
         } else {
-          const Py_buffer& bytes = ToBytes(item, true, Place(b, l, "memory"), &pending->pins);
+          const Py_buffer& bytes = ToBytes(item, true, {b, l, "memory"}, &pending->pins);
           output.data = bytes.buf;
           output.data_bytes = static_cast<std::size_t>(bytes.len);
         }

@@ -32,7 +32,7 @@ TEST_F(Lifetimes, TheDescriptorIsReadableExactlyWhileEventsAreThere) {
   auto event = Init<kvmill_event>();
   EXPECT_EQ(kvmill_queue_next(queue_, 0, &event), KVMILL_DEADLINE_EXCEEDED);
   EXPECT_EQ(kvmill_queue_next(queue_, 20, &event), KVMILL_DEADLINE_EXCEEDED);
-  for (std::uint64_t tag : {1, 2}) {
+  for (const std::uint64_t tag : {1u, 2u}) {
     ASSERT_EQ(kvmill_stat(client_, nullptr, queue_, tag), KVMILL_OK);
     pollfd p{fd, POLLIN, 0};
     ASSERT_EQ(poll(&p, 1, 60000), 1);
