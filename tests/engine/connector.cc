@@ -123,7 +123,7 @@ void SchedulerConnector::Save(std::uint64_t request, std::vector<BlockPages> blo
   Order order;
   order.id = next_order_++;
   order.request = request;
-  order.due = DueStep(0);
+  order.due = config_.saves_in_step ? 0 : DueStep(0);
   order.blocks = std::move(blocks);
   orders_[order.id] = {request, config_.ranks};
   next_saves_.push_back(std::move(order));

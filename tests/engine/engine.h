@@ -16,7 +16,7 @@
 // A run is a sequence of steps. The scheduler plans one (plan.h), the workers start its loads and
 // saves, check every page that attention would read, write the tokens that are computed, and report
 // what finished. Loads and saves really run beside the steps; each is waited for at a step that the
-// seed chose, so a run without faults repeats itself exactly.
+// seed chose. With saves_in_step a run repeats itself exactly.
 //
 // A new way to reach the daemon (map, shared memory, another transport) is tried by changing
 // WorkerConnector alone. The planted faults (plan.h: Fault) show that the shadow sees what it

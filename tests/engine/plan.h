@@ -33,6 +33,9 @@ struct EngineConfig {
   std::uint32_t page_count = 128;  // Of 16 tokens.
   // Loads happen inside the step that needs them (true), or while the request waits (false).
   bool loads_in_step = false;
+  // Saves end in the step that starts them (true), or run beside the next ones (false): then what a
+  // lookup finds depends on the clock, too.
+  bool saves_in_step = false;
   bool tails = false;  // Finished sequences leave their unfinished block, and later turns use it.
   std::uint32_t drafts = 3;  // Speculative tokens of a decode step, at most.
   std::uint32_t request_count = 24;
@@ -51,10 +54,10 @@ struct EngineConfig {
   std::uint64_t last_rank_dies_at = 0;  // Step in which its process is killed; 0: none.
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EngineConfig, seed, shape, layout, ranks, page_count,
-                                   loads_in_step, tails, drafts, request_count, output_tokens_max,
-                                   arrival_steps, batch_tokens, chunk_tokens, batch_requests,
-                                   abort_percent, lookup_ms, fetch_ms, store_ms, address,
-                                   namespace_name, fault, last_rank_dies_at)
+                                   loads_in_step, saves_in_step, tails, drafts, request_count,
+                                   output_tokens_max, arrival_steps, batch_tokens, chunk_tokens,
+                                   batch_requests, abort_percent, lookup_ms, fetch_ms, store_ms,
+                                   address, namespace_name, fault, last_rank_dies_at)
 
 // One block in the engine's pages.
 struct BlockPages {
@@ -69,8 +72,8 @@ struct BlockPages {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BlockPages, block_index, parent, hashes, pages, page_begin,
                                    page_end)
 
-// A load or a save. It runs on its own; at step `due` the worker waits for it, so that how a run
-// goes depends on the seed and not on the clock.
+// A load or a save. It runs on its own; at step `due` the worker waits for it, so that when it ends
+// depends on the seed and not on the clock.
 struct Order {
   std::uint64_t id = 0;
   std::uint64_t request = 0;
