@@ -30,6 +30,16 @@ View ViewOf(Pointer* base) {
   return view;
 }
 
+struct Shared {
+  TemporaryDirectory directory;
+  std::unique_ptr<DaemonProcess> daemon;
+};
+
+Shared& shared() {
+  static Shared the;
+  return the;
+}
+
 }  // namespace
 
 SmallBlock::SmallBlock(std::uint32_t seed)
@@ -71,17 +81,29 @@ void CApiTest::TearDown() {
   EXPECT_EQ(kvmill_queue_destroy(queue_), KVMILL_OK) << kvmill_last_error();
 }
 
+std::string CApiTest::address() { return "unix:" + (shared().directory / "run/kvmill.sock"); }
+
 void CApiTest::StartDaemon() {
-  daemon_ = std::make_unique<DaemonProcess>(
+  if (shared().daemon != nullptr) return;
+  const TemporaryDirectory& directory = shared().directory;
+  shared().daemon = std::make_unique<DaemonProcess>(
       DaemonBinary(),
-      std::vector<std::string>{"--socket", directory_ / "run/kvmill.sock", "--host-bytes", "64MiB",
-                               "--data-dir", directory_ / "data", "--disk-bytes", "64MiB"});
-  ASSERT_FALSE(daemon_->WaitReady().is_null()) << daemon_->standard_error();
+      std::vector<std::string>{"--socket", directory / "run/kvmill.sock", "--host-bytes", "64MiB",
+                               "--data-dir", directory / "data", "--disk-bytes", "64MiB"});
+  ASSERT_FALSE(shared().daemon->WaitReady().is_null()) << shared().daemon->standard_error();
 }
 
+void CApiTest::KillDaemon() {
+  shared().daemon->Signal(SIGKILL);
+  shared().daemon->WaitExit();
+  shared().daemon.reset();
+}
+
+void CApiTest::ContinueDaemon() { shared().daemon->Signal(SIGCONT); }
+
 void CApiTest::StopDaemon() {
-  daemon_->Signal(SIGSTOP);
-  const std::string tasks = "/proc/" + std::to_string(daemon_->pid()) + "/task";
+  shared().daemon->Signal(SIGSTOP);
+  const std::string tasks = "/proc/" + std::to_string(shared().daemon->pid()) + "/task";
   for (bool all = false; !all; usleep(1000)) {
     all = true;
     for (const auto& task : std::filesystem::directory_iterator(tasks)) {
@@ -94,7 +116,7 @@ void CApiTest::StopDaemon() {
   }
 }
 
-kvmill_client* CApiTest::Connect(std::uint64_t timeout_ms) const {
+kvmill_client* CApiTest::Connect(std::uint64_t timeout_ms) {
   const std::string to = address();
   auto options = Init<kvmill_client_options>();
   options.address = to.c_str();
@@ -123,6 +145,7 @@ kvmill_namespace* CApiTest::Open(const std::string& name) {
   group.head_dim = SmallBlock::kHeadDim;
   auto spec = Init<kvmill_namespace_spec>();
   spec.model = "tiny";
+  spec.revision = name.c_str();
   spec.source_dtype = KVMILL_BFLOAT16;
   spec.block_tokens = SmallBlock::kTokens;
   spec.groups = &group;

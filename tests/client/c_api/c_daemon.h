@@ -43,15 +43,17 @@ class CApiTest : public ::testing::Test {
   void SetUp() override;
   void TearDown() override;
 
-  // Starts a daemon; SetUp does.
-  void StartDaemon();
-  void StopDaemon();  // SIGSTOP, and waits until every thread of it stands still.
-  kvmill_client* Connect(std::uint64_t timeout_ms = 60000) const;
-  std::string address() const { return "unix:" + (directory_ / "run/kvmill.sock"); }
+  // Starts a daemon when none runs; SetUp does. The tests of a program share it.
+  static void StartDaemon();
+  static void KillDaemon();
+  static void StopDaemon();  // SIGSTOP, and waits until every thread of it stands still.
+  static void ContinueDaemon();
+  static kvmill_client* Connect(std::uint64_t timeout_ms = 60000);
+  static std::string address();
 
   // The outcome of what was just started, which is the only operation on queue_.
   Outcome Finish(kvmill_code started);
-  kvmill_namespace* Open(const std::string& name);
+  kvmill_namespace* Open(const std::string& name);  // With blocks of its own.
   std::vector<kvmill_store_layer> Inputs(const SmallBlock& block) const;
   std::vector<kvmill_fetch_output> Outputs(SmallBlock* block) const;
   kvmill_store_block Block(const std::string& key, const std::vector<kvmill_store_layer>& layers,
@@ -60,8 +62,6 @@ class CApiTest : public ::testing::Test {
   static kvmill_key Key(const std::string& key) { return {key.data(), key.size()}; }
   static kvmill_block_result BlockOf(const Outcome& outcome, std::size_t block = 0);
 
-  TemporaryDirectory directory_;
-  std::unique_ptr<DaemonProcess> daemon_;
   kvmill_client* client_ = nullptr;
   kvmill_queue* queue_ = nullptr;
 };

@@ -92,7 +92,7 @@ TEST_F(Lifetimes, ADaemonThatDiesGivesOneErrorForEachCall) {
   }
   EXPECT_EQ(kvmill_queue_running(queue_), 40u);
   EXPECT_EQ(kvmill_queue_destroy(queue_), KVMILL_FAILED_PRECONDITION);
-  daemon_->Signal(SIGKILL);
+  KillDaemon();
   std::set<std::uint64_t> tags;
   for (int i = 0; i < 40; ++i) {
     auto event = Init<kvmill_event>();
@@ -108,7 +108,6 @@ TEST_F(Lifetimes, ADaemonThatDiesGivesOneErrorForEachCall) {
 
   char before[65], after[65];
   kvmill_client_boot_id(client_, before, sizeof(before));
-  daemon_->WaitExit();
   StartDaemon();  // The client finds the new one.
   EXPECT_EQ(BlockOf(Put(ns, "other", block)).outcome, static_cast<uint32_t>(KVMILL_BLOCK_STORED));
   kvmill_client_boot_id(client_, after, sizeof(after));
@@ -137,7 +136,7 @@ TEST_F(Lifetimes, DestroyingAClientEndsItsCallsAndKeepsTheirEvents) {
     EXPECT_EQ(event.code, KVMILL_CANCELLED);
     kvmill_result_free(event.result);
   }
-  daemon_->Signal(SIGCONT);
+  ContinueDaemon();
 }
 
 TEST_F(Lifetimes, DeadlinesEndCalls) {
@@ -145,7 +144,7 @@ TEST_F(Lifetimes, DeadlinesEndCalls) {
   auto call = Init<kvmill_call_options>();
   call.timeout_ms = 50;
   EXPECT_EQ(Finish(kvmill_stat(client_, &call, queue_, 1)).event.code, KVMILL_DEADLINE_EXCEEDED);
-  daemon_->Signal(SIGCONT);
+  ContinueDaemon();
 }
 
 TEST_F(Lifetimes, AChildOfForkIsToldSoAndTheParentGoesOn) {
