@@ -16,17 +16,19 @@ VALUES16, RECORDS, PAGES = 0, 1, 2
 
 
 class Call(Generic[T]):
-    """`start(queue)` returns the tag of the event that will come; `finish(event)` its result, or raises."""
+    """`start(queue)` returns the tag of the event that will come; `convert` makes the result of its value."""
 
     def __init__(self, start: Callable[[_native.Queue], int], convert: Callable[[Any], T]) -> None:
         self.start = start
-        self._convert = convert
+        self.convert = convert
 
-    def finish(self, event: Tuple[int, int, str, int, Any]) -> T:
-        _, code, message, retry_after_ms, value = event
-        if code != 0:
-            raise error_of(code, message, retry_after_ms)
-        return self._convert(value)
+
+def finish(event: Tuple[int, int, str, int, Any], convert: Callable[[Any], T]) -> T:
+    """The result of a call, or its error as an exception."""
+    _, code, message, retry_after_ms, value = event
+    if code != 0:
+        raise error_of(code, message, retry_after_ms)
+    return convert(value)
 
 
 def milliseconds(timeout: Optional[float]) -> int:

@@ -5,7 +5,7 @@ import asyncio
 import atexit
 import os
 import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from kvmill import _calls, _native
 from kvmill._calls import Call
@@ -64,7 +64,10 @@ class Client(_Base):
         self._abandoned: List[_native.Queue] = []  # Of calls that a signal interrupted, and that may still run.
 
     def _run(self, call: Call[T]) -> T:
-        queue = self._idle.pop() if self._idle and self._pid == os.getpid() else _native.Queue()
+        try:
+            queue = self._idle.pop() if self._pid == os.getpid() else _native.Queue()
+        except IndexError:
+            queue = _native.Queue()
         call.start(queue)
         try:
             event = queue.take(-1)
@@ -73,7 +76,7 @@ class Client(_Base):
             self._abandoned = [q for q in self._abandoned if q.running] + [queue]
             raise
         self._idle.append(queue)
-        return call.finish(event)
+        return _calls.finish(event, call.convert)
 
     def close(self) -> None:
         """Ends what runs (CallCancelledError) and closes the connection. May be called again, and from any thread."""
@@ -163,7 +166,8 @@ class AsyncClient(_Base):
         super().__init__(address, timeout)
         self._queue = _native.Queue()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._waiting: Dict[int, Tuple[asyncio.Future, Call[Any]]] = {}
+        # Nothing in here keeps the native client, which ends the calls when it is dropped.
+        self._waiting: Dict[int, Tuple[asyncio.Future, Callable[[Any], Any]]] = {}
 
     async def _run(self, call: Call[T]) -> T:
         loop = asyncio.get_running_loop()
@@ -175,16 +179,16 @@ class AsyncClient(_Base):
         tag = call.start(self._queue)
         # Its event is taken by this loop only: not before the next await.
         future: asyncio.Future = loop.create_future()
-        self._waiting[tag] = (future, call)
+        self._waiting[tag] = (future, call.convert)
         return await future
 
     def _on_events(self) -> None:
         while (event := self._queue.take(0)) is not None:
-            future, call = self._waiting.pop(event[0])
+            future, convert = self._waiting.pop(event[0])
             if future.done() or future.get_loop().is_closed():  # Cancelled, or its loop is gone.
                 continue
             try:
-                future.set_result(call.finish(event))
+                future.set_result(_calls.finish(event, convert))
             except Exception as error:  # pylint: disable=broad-except  # Whatever it is, the caller gets it.
                 future.set_exception(error)
 

@@ -590,6 +590,23 @@ class AsyncTest(Case):
 
         self.assertEqual(asyncio.run(run()), [kvmill.CallCancelledError] * 10)
 
+    def test_a_client_that_is_dropped_with_calls_in_flight_ends_them(self):
+        loop = asyncio.new_event_loop()
+        client = kvmill.AsyncClient(self.daemon.server, timeout=60)
+        loop.run_until_complete(client.stat())
+        dropped = weakref.ref(client)
+        with self.stopped():
+            task = loop.create_task(client.stat())
+            loop.run_until_complete(asyncio.sleep(0.05))
+            task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+            del client, task, loop
+            begin = time.monotonic()
+            gc.collect()
+            self.assertIsNone(dropped())
+            self.assertLess(time.monotonic() - begin, 15, "it waited for the deadline")
+
     def test_a_client_follows_to_another_loop_when_it_is_idle(self):
         client = kvmill.AsyncClient(self.daemon.server)
         boot_ids = {asyncio.run(stat_of(client)) for _ in range(3)}
