@@ -601,8 +601,8 @@ class AsyncTest(Case):
             task.cancel()
             loop.run_until_complete(asyncio.sleep(0))
             loop.close()
-            del client, task, loop
             begin = time.monotonic()
+            del client, task, loop
             gc.collect()
             self.assertIsNone(dropped())
             self.assertLess(time.monotonic() - begin, 15, "it waited for the deadline")
