@@ -37,10 +37,15 @@ absl::Status NoMemory(absl::string_view what, std::uint64_t bytes, int error) {
 
 }  // namespace
 
-ArenaMemory::ArenaMemory(std::uint32_t arena_count, std::size_t arena_bytes, bool prefault)
-    : arena_bytes_(arena_bytes), prefault_(prefault), fds_(arena_count, -1) {}
+ArenaMemory::ArenaMemory(const Options& options)
+    : arena_bytes_(options.arena_bytes),
+      prefault_(options.prefault),
+      pin_for_(options.pin_for),
+      fds_(options.arena_count, -1),
+      pinned_(options.arena_count, 0) {}
 
 ArenaMemory::~ArenaMemory() {
+  for (std::uint32_t arena = 0; arena < pinned_.size(); ++arena) Unpin(arena);
   if (reserved_ != nullptr) munmap(reserved_, fds_.size() * arena_bytes_ + kExtentBytes);
   for (int fd : fds_) {
     if (fd >= 0) close(fd);
@@ -56,13 +61,15 @@ absl::StatusOr<std::unique_ptr<ArenaMemory>> ArenaMemory::Create(const Options& 
         absl::StrCat("page pool of ", total_bytes, " bytes: only ", limit_bytes,
                      " bytes of host memory are available to this process"));
   }
-  std::unique_ptr<ArenaMemory> memory(
-      new ArenaMemory(options.arena_count, options.arena_bytes, options.prefault));
+  std::unique_ptr<ArenaMemory> memory(new ArenaMemory(options));
   KVMILL_RETURN_IF_ERROR(memory->Reserve());
   for (std::uint32_t arena = 0; arena < options.arena_count; ++arena) {
     KVMILL_RETURN_IF_ERROR(memory->MapArena(arena));
   }
   if (options.prefault) KVMILL_RETURN_IF_ERROR(memory->PrefaultAll(options.progress));
+  for (std::uint32_t arena = 0; arena < options.arena_count; ++arena) {
+    KVMILL_RETURN_IF_ERROR(memory->Pin(arena));
+  }
   return memory;
 }
 
@@ -168,8 +175,22 @@ absl::Status ArenaMemory::PrefaultAll(
   return status;
 }
 
+absl::Status ArenaMemory::Pin(std::uint32_t arena) {
+  if (pin_for_ == nullptr) return absl::OkStatus();
+  KVMILL_RETURN_IF_ERROR(pin_for_->Pin(absl::MakeSpan(address(arena), arena_bytes_)));
+  pinned_[arena] = 1;
+  return absl::OkStatus();
+}
+
+void ArenaMemory::Unpin(std::uint32_t arena) {
+  if (pinned_[arena] == 0) return;
+  pin_for_->Unpin(absl::MakeSpan(address(arena), arena_bytes_));
+  pinned_[arena] = 0;
+}
+
 absl::Status ArenaMemory::Renew(std::uint32_t arena) {
   // Old memory goes first: at no time may the pool hold more than its budget.
+  Unpin(arena);
   if (fds_[arena] >= 0) {
     // Mapping over the old memory unmaps it without leaving a hole that someone else's mmap could
     // get.
@@ -182,6 +203,7 @@ absl::Status ArenaMemory::Renew(std::uint32_t arena) {
   }
   absl::Status status = MapArena(arena);
   if (status.ok() && prefault_) status = Prefault(arena, 0, arena_bytes_);
+  if (status.ok()) status = Pin(arena);
   if (!status.ok() && fds_[arena] >= 0) {
     mmap(address(arena), arena_bytes_, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);

@@ -1,4 +1,5 @@
-// The memory under a page pool: arenas of shareable memory at fixed addresses.
+// The host memory under a page pool: arenas of shareable memory at fixed addresses. A pool in a
+// device's memory keeps its generations in such arenas (storage/device_arenas.h has the rest).
 //
 // Every arena is a memfd that is mapped here once, writable, and then sealed: whoever else gets its
 // file descriptor can map it only to read, and nobody can resize it.
@@ -15,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "storage/device/device.h"
 
 namespace kvmill {
 
@@ -24,9 +26,10 @@ class ArenaMemory {
     std::uint32_t arena_count = 0;
     std::size_t arena_bytes = 0;  // Multiple of 2 MiB.
     bool prefault = true;         // Touch all memory, in parallel.
+    Device* pin_for = nullptr;    // That copies to and from the arenas; outlives them. Or null.
     std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress;
   };
-  // RESOURCE_EXHAUSTED naming size and limit.
+  // RESOURCE_EXHAUSTED naming size and limit, also when the memory cannot be pinned.
   static absl::StatusOr<std::unique_ptr<ArenaMemory>> Create(const Options& options);
   ~ArenaMemory();
   ArenaMemory(const ArenaMemory&) = delete;
@@ -45,18 +48,22 @@ class ArenaMemory {
   absl::Status Renew(std::uint32_t arena);
 
  private:
-  ArenaMemory(std::uint32_t arena_count, std::size_t arena_bytes, bool prefault);
+  explicit ArenaMemory(const Options& options);
   absl::Status Reserve();
   absl::Status MapArena(std::uint32_t arena);
+  absl::Status Pin(std::uint32_t arena);
+  void Unpin(std::uint32_t arena);
   absl::Status PrefaultAll(const std::function<void(std::uint64_t, std::uint64_t)>& progress);
   // Pages in, without the SIGBUS or the silent over-commitment that a first touch may mean.
   absl::Status Prefault(std::uint32_t arena, std::size_t offset_bytes, std::size_t bytes);
 
   const std::size_t arena_bytes_;
   const bool prefault_;
+  Device* const pin_for_;
   std::byte* reserved_ = nullptr;  // What was reserved; base_ is the first 2 MiB boundary in it.
   std::byte* base_ = nullptr;
-  std::vector<int> fds_;  // -1 without memory.
+  std::vector<int> fds_;              // -1 without memory.
+  std::vector<std::uint8_t> pinned_;  // Whether, by arena.
 };
 
 }  // namespace kvmill

@@ -10,6 +10,7 @@
 #include "storage/core/check.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
+#include "storage/device_arenas.h"
 #include "storage/extent_table.h"
 #include "storage/slot_classes.h"
 
@@ -57,8 +58,8 @@ absl::Status CheckOptions(const PagePool::Options& options) {
 
 class PagePool::Impl {
  public:
-  Impl(std::unique_ptr<ArenaMemory> memory, std::uint32_t arena_count,
-       std::uint32_t extents_per_arena);
+  Impl(std::unique_ptr<ArenaMemory> memory, std::unique_ptr<DeviceArenas> device_arenas,
+       std::uint32_t arena_count, std::uint32_t extents_per_arena);
 
   absl::Status Acquire(TenantId tenant, std::size_t slot_bytes, std::size_t count,
                        std::vector<SlotRef>* slots);
@@ -68,7 +69,11 @@ class PagePool::Impl {
   std::uint64_t Generation(SlotRef slot) const;
   Location Locate(SlotRef slot) const;
   int ArenaFd(std::uint32_t arena) const;
-  std::uint64_t arena_bytes() const { return std::uint64_t{extents_per_arena_} * kExtentBytes; }
+  std::uint64_t arena_bytes() const {
+    const std::uint32_t extents = extents_per_arena_ - (device_arenas_ == nullptr ? 0 : 1);
+    return std::uint64_t{extents} * kExtentBytes;
+  }
+  int GenerationFd(std::uint32_t arena) const;
   Stats stats() const;
 
  private:
@@ -128,13 +133,22 @@ class PagePool::Impl {
         *reinterpret_cast<std::uint64_t*>(arena + GenerationOffset(slot)));
   }
   void InitGenerations(std::uint32_t arena);
+  // Where the slots of an extent begin.
+  std::byte* ExtentAddress(std::uint32_t extent) const {
+    const std::uint32_t arena = extent / extents_per_arena_;
+    const std::size_t number = extent % extents_per_arena_;
+    return device_arenas_ == nullptr ? memory_->address(arena) + number * kExtentBytes
+                                     : device_arenas_->address(arena) + (number - 1) * kExtentBytes;
+  }
 
   const std::uint32_t extents_per_arena_;
   const std::uint32_t extent_count_;
   const std::uint32_t generations_per_extent_;
   const std::uint32_t slots_per_extent_max_;
   const std::uint64_t capacity_bytes_;
+  // Everything, or of a pool in a device's memory the generations.
   const std::unique_ptr<ArenaMemory> memory_;
+  const std::unique_ptr<DeviceArenas> device_arenas_;  // Null: the pool is in host memory.
 
   // Whether the arena's descriptor was handed out. Set by a caller that holds one of its slots,
   // read when it has none: never at once.
@@ -155,7 +169,8 @@ class PagePool::Impl {
   std::uint64_t slots_used_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-PagePool::Impl::Impl(std::unique_ptr<ArenaMemory> memory, std::uint32_t arena_count,
+PagePool::Impl::Impl(std::unique_ptr<ArenaMemory> memory,
+                     std::unique_ptr<DeviceArenas> device_arenas, std::uint32_t arena_count,
                      std::uint32_t extents_per_arena)
     : extents_per_arena_(extents_per_arena),
       extent_count_(arena_count * extents_per_arena),
@@ -163,6 +178,7 @@ PagePool::Impl::Impl(std::unique_ptr<ArenaMemory> memory, std::uint32_t arena_co
       slots_per_extent_max_(std::min(kSlotsPerExtentMax, generations_per_extent_)),
       capacity_bytes_(std::uint64_t{arena_count} * (extents_per_arena - 1) * kExtentBytes),
       memory_(std::move(memory)),
+      device_arenas_(std::move(device_arenas)),
       shared_(std::make_unique<std::atomic<bool>[]>(arena_count)),
       epochs_(std::make_unique<std::atomic<std::uint64_t>[]>(arena_count)),
       extents_(extent_count_),
@@ -313,14 +329,15 @@ absl::Status PagePool::Impl::Renew(std::uint32_t arena) {
   ++renewing_;
   mu_.Unlock();
   absl::Status status;
+  if (device_arenas_ != nullptr) status = device_arenas_->Renew(arena);
   if (shared_[arena].load(std::memory_order_relaxed)) {
-    status = memory_->Renew(arena);
+    if (status.ok()) status = memory_->Renew(arena);
     if (status.ok()) {
       InitGenerations(arena);
       shared_[arena].store(false, std::memory_order_relaxed);
       epochs_[arena].fetch_add(1, std::memory_order_relaxed);
     }
-  } else {
+  } else if (device_arenas_ == nullptr) {
     // Nobody else has mapped it: faster, cannot fail, and the generations just go on.
     std::memset(memory_->address(arena) + kExtentBytes, 0, (extents_per_arena_ - 1) * kExtentBytes);
   }
@@ -425,8 +442,7 @@ void PagePool::Impl::ReleaseLocked(SlotRef slot) {
 absl::Span<std::byte> PagePool::Impl::Bytes(SlotRef slot) const {
   KVMILL_CHECK(IsUsed(slot));
   const Extent& e = extents_[slot.extent];
-  return absl::MakeSpan(memory_->base() + slot.extent * kExtentBytes + slot.index * e.stride_bytes,
-                        e.stride_bytes);
+  return absl::MakeSpan(ExtentAddress(slot.extent) + slot.index * e.stride_bytes, e.stride_bytes);
 }
 
 std::uint64_t PagePool::Impl::Generation(SlotRef slot) const {
@@ -439,13 +455,20 @@ PagePool::Location PagePool::Impl::Locate(SlotRef slot) const {
   Location location;
   location.arena = slot.extent / extents_per_arena_;
   location.arena_epoch = epochs_[location.arena].load(std::memory_order_relaxed);
-  location.offset_bytes = (slot.extent % extents_per_arena_) * kExtentBytes +
-                          slot.index * extents_[slot.extent].stride_bytes;
+  std::uint64_t extent = slot.extent % extents_per_arena_;
+  if (device_arenas_ != nullptr) --extent;
+  location.offset_bytes = extent * kExtentBytes + slot.index * extents_[slot.extent].stride_bytes;
   location.generation_offset_bytes = GenerationOffset(slot);
   return location;
 }
 
 int PagePool::Impl::ArenaFd(std::uint32_t arena) const {
+  KVMILL_CHECK(arena < extent_count_ / extents_per_arena_);
+  shared_[arena].store(true, std::memory_order_relaxed);
+  return device_arenas_ == nullptr ? memory_->fd(arena) : device_arenas_->fd(arena);
+}
+
+int PagePool::Impl::GenerationFd(std::uint32_t arena) const {
   KVMILL_CHECK(arena < extent_count_ / extents_per_arena_);
   shared_[arena].store(true, std::memory_order_relaxed);
   return memory_->fd(arena);
@@ -466,13 +489,20 @@ absl::StatusOr<std::unique_ptr<PagePool>> PagePool::Create(const Options& option
   ArenaMemory::Options memory_options;
   memory_options.arena_count =
       static_cast<std::uint32_t>(options.capacity_bytes / options.arena_bytes);
-  memory_options.arena_bytes = options.arena_bytes;
+  memory_options.arena_bytes = options.device == nullptr ? options.arena_bytes : kExtentBytes;
   memory_options.prefault = options.prefault;
   memory_options.progress = options.progress;
+  if (options.device == nullptr) memory_options.pin_for = options.pin_for;
   KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<ArenaMemory> memory, ArenaMemory::Create(memory_options));
-  return std::unique_ptr<PagePool>(new PagePool(
-      std::make_unique<Impl>(std::move(memory), memory_options.arena_count,
-                             static_cast<std::uint32_t>(options.arena_bytes / kExtentBytes))));
+  std::unique_ptr<DeviceArenas> device_arenas;
+  if (options.device != nullptr) {
+    KVMILL_ASSIGN_OR_RETURN(
+        device_arenas,
+        DeviceArenas::Create(*options.device, memory_options.arena_count, options.arena_bytes));
+  }
+  return std::unique_ptr<PagePool>(new PagePool(std::make_unique<Impl>(
+      std::move(memory), std::move(device_arenas), memory_options.arena_count,
+      static_cast<std::uint32_t>(options.arena_bytes / kExtentBytes))));
 }
 
 PagePool::PagePool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -489,6 +519,7 @@ std::uint64_t PagePool::Generation(SlotRef slot) const { return impl_->Generatio
 PagePool::Location PagePool::Locate(SlotRef slot) const { return impl_->Locate(slot); }
 int PagePool::ArenaFd(std::uint32_t arena) const { return impl_->ArenaFd(arena); }
 std::uint64_t PagePool::arena_bytes() const { return impl_->arena_bytes(); }
+int PagePool::GenerationFd(std::uint32_t arena) const { return impl_->GenerationFd(arena); }
 PagePool::Stats PagePool::stats() const { return impl_->stats(); }
 
 }  // namespace kvmill

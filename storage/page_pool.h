@@ -1,21 +1,26 @@
-// Memory for pages: a fixed, preallocated budget of shareable host memory.
+// Memory for pages: a fixed, preallocated budget of shareable memory, of the host or of a device.
 //
-// The budget is divided into arenas (sealed memfds, 256 MiB by default), each belonging to one
-// tenant while any of it is used; an arena into 2 MiB extents; an extent is given to one slot class
-// (slots of one size) while any of it is used. Slots larger than an extent take several adjacent
-// extents. Slot addresses never move, and nothing is allocated after Create(), with one exception
-// below.
+// The budget is divided into arenas (256 MiB by default; of host memory each a sealed memfd, of a
+// device's memory what the device exports by descriptor), each belonging to one tenant while any of
+// it is used; an arena into 2 MiB extents; an extent is given to one slot class (slots of one size)
+// while any of it is used. Slots larger than an extent take several adjacent extents. Slot
+// addresses never move, and nothing is allocated after Create(), with one exception below.
 //
 // An arena that a tenant leaves is cleaned before another tenant gets it, in that Acquire and
 // without a lock: zeroed while its descriptor was never handed out, else replaced by fresh memory
 // (a new memfd at the same address), since whoever mapped it for the old tenant would see the new
-// tenant's bytes. Both take about as long as writing the arena once.
+// tenant's bytes. Both take about as long as writing the arena once. On a device it is always
+// replaced, and its address may change.
 //
-// Every slot has a 64-bit generation in the arena's first extent, where readers that mapped the
-// arena see it: odd while the slot is free or being written, even while its contents are complete.
-// Acquire makes it odd before the caller's first byte, Publish makes it even after the last; no
-// value ever repeats. A reader loads it (acquire), reads, fences and loads again: equal and even
-// means the bytes were whole.
+// Every slot has a 64-bit generation in host memory, where readers of the arena see it: in the
+// first extent of an arena of host memory, in a sealed memfd of one extent beside an arena of a
+// device's memory, which the CPU may not be able to write. It is odd while the slot is free or
+// being written, even while its contents are complete. Acquire makes it odd before the caller's
+// first byte, Publish makes it even after the last; no value ever repeats. A reader loads it
+// (acquire), reads, fences and loads again: equal and even means the bytes were whole.
+//
+// The pool itself never touches a byte of a device's memory: filling and reading slots is a matter
+// of the device's streams, and Publish comes after the copy has ended.
 //
 // For storage/ and service/node.cc; not for engines. Thread-safe.
 #ifndef KVMILL_STORAGE_PAGE_POOL_H_
@@ -30,6 +35,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "storage/device/device.h"
 
 namespace kvmill {
 
@@ -54,6 +60,11 @@ class PagePool {
     std::uint64_t arena_bytes = std::uint64_t{256}
                                 << 20;  // Multiple of kExtentBytes, 2 extents to 16 GiB.
     bool prefault = true;               // Touch all memory in Create (parallel); off only in tests.
+    // Where the arenas lie; null: in host memory. Outlives the pool.
+    Device* device = nullptr;
+    // A device that copies to and from arenas of host memory: they are pinned for it. May be null;
+    // outlives the pool.
+    Device* pin_for = nullptr;
     // Called from Create about twice a second with the bytes touched so far, for a progress line.
     // May be null.
     std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress;
@@ -86,12 +97,13 @@ class PagePool {
   // acquired and unused by others. Here and below a slot that is not acquired fails a check.
   void Release(SlotRef slot);
 
-  // Whole slot: at least slot_bytes as acquired, aligned to 64. Valid until Release.
+  // Whole slot: at least slot_bytes as acquired, aligned to 64. Valid until Release. Of a pool in a
+  // device's memory: for the device's streams only, unless the device is host_accessible.
   absl::Span<std::byte> Bytes(SlotRef slot) const;
   std::uint64_t Generation(SlotRef slot) const;
 
-  // For readers in other processes (map): a slot lies in arena `arena` at `offset_bytes`; its
-  // generation word at `generation_offset_bytes`.
+  // For readers in other processes (map): a slot lies at `offset_bytes` in the memory of ArenaFd,
+  // its generation word at `generation_offset_bytes` in that of GenerationFd.
   struct Location {
     std::uint32_t arena = 0;
     std::uint64_t arena_epoch = 0;  // Another one when the arena got fresh memory.
@@ -99,11 +111,13 @@ class PagePool {
     std::uint64_t generation_offset_bytes = 0;
   };
   Location Locate(SlotRef slot) const;
-  // The arena's memfd: cannot be written, grown or shrunk through any later mapping. Borrowed,
-  // valid while the caller holds a slot in the arena. (From then on the arena counts as handed
-  // out.)
+  // The arena's memfd: cannot be written, grown or shrunk through any later mapping. Of a device's
+  // memory: for Device::Import. Borrowed, valid while the caller holds a slot in the arena. (From
+  // then on the arena counts as handed out.)
   int ArenaFd(std::uint32_t arena) const;
-  std::uint64_t arena_bytes() const;  // Of every arena.
+  std::uint64_t arena_bytes() const;  // Of the memory of any ArenaFd.
+  // The memfd of the arena's generations, equally sealed and borrowed; of host memory the same one.
+  int GenerationFd(std::uint32_t arena) const;
 
   Stats stats() const;
 
