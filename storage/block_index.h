@@ -44,6 +44,7 @@ enum BlockFlags : std::uint8_t {
   kDetached = 8,   // Not in the table any more; lives on for its references.
   kFreed = 16,     // The index's own: not a block at all.
   kInGpu = 32,     // The places are valid, in the GPU's pool; never together with kInHost.
+  kLeaving = 64,   // With kInGpu: chosen to leave, in no order of eviction while it is copied.
 };
 
 class alignas(64) BlockEntry {

@@ -136,7 +136,7 @@ void MemoryTiers::Touch(EntryId entry) {
   MutexLock lock(policy_mu_);
   std::uint8_t flags = 0;
   index_.With(entry, [&](BlockEntry& e) { flags = e.flags; });
-  if (InMemory(flags) && (flags & kDetached) == 0) policy(TierOf(flags)).Touch(entry);
+  if (InMemory(flags) && (flags & (kDetached | kLeaving)) == 0) policy(TierOf(flags)).Touch(entry);
 }
 
 std::uint8_t MemoryTiers::RemoveLocked(EntryId entry) {
@@ -151,7 +151,7 @@ std::uint8_t MemoryTiers::RemoveLocked(EntryId entry) {
   });
   KVMILL_CHECK(detached);
   if (InMemory(flags)) {
-    policy(TierOf(flags)).Remove(entry);
+    if ((flags & kLeaving) == 0) policy(TierOf(flags)).Remove(entry);
     CountBlock(TierOf(flags), page_count, -1);
   }
   if ((flags & kOnDisk) != 0) counters_.tier_blocks[Index(Tier::kDisk)].Subtract();
@@ -262,6 +262,106 @@ MemoryTiers::Evicted MemoryTiers::Evict(std::uint64_t bytes, EvictReason reason)
     CountEvicted(Tier::kHost, reason, age_s);
   }
   return evicted;
+}
+
+bool MemoryTiers::TakeFromHost(const BlockId& id, bool only_if_free, MovingBlock* block) {
+  block->entry = kNoEntry;
+  index_.Find(id, [&](EntryId found, BlockEntry& e) {
+    if ((e.flags & kInHost) == 0) return;
+    if (only_if_free && (e.references != 0 || (e.flags & kUnwritten) != 0)) return;
+    ++e.references;
+    *block = {found, id, e.token_count, {e.pages().begin(), e.pages().end()}};
+  });
+  return block->entry != kNoEntry;
+}
+
+bool MemoryTiers::TakeGpuVictim(MovingBlock* block) {
+  MutexLock lock(policy_mu_);
+  for (;;) {
+    const EntryId victim = policy(Tier::kGpu).Evict([this](EntryId entry) {
+      bool may_leave = false;
+      index_.With(entry, [&](BlockEntry& e) {
+        may_leave = e.references == 0 && (e.flags & kUnwritten) == 0;
+      });
+      return may_leave;
+    });
+    if (victim == kNoEntry) return false;
+    bool referenced = false;
+    EntryTraits traits;
+    index_.With(victim, [&](BlockEntry& e) {
+      referenced = e.references != 0;
+      traits.key_hash = HashOf(e.id());
+      if (referenced) return;
+      ++e.references;
+      e.flags |= kLeaving;
+      *block = {victim, e.id(), e.token_count, {e.pages().begin(), e.pages().end()}};
+    });
+    if (!referenced) return true;
+    policy(Tier::kGpu).Insert(victim, traits);
+  }
+}
+
+bool MemoryTiers::Move(const MovingBlock& block, Tier to, const BlockKey& parent,
+                       absl::Span<const PagePlace> places, EvictReason reason) {
+  const Tier from = to == Tier::kGpu ? Tier::kHost : Tier::kGpu;
+  const std::uint32_t now_s = NowSeconds();
+  MutexLock lock(policy_mu_);
+  const EntryTraits traits = TraitsOf(block.id, parent, 0, to);
+  bool moved = false;
+  std::uint32_t age_s = 0;
+  index_.With(block.entry, [&](BlockEntry& e) {
+    if (e.references != 1 || (e.flags & (kDetached | kUnwritten)) != 0) return;
+    ReleasePages(e);
+    std::copy(places.begin(), places.end(), e.pages().begin());
+    e.flags =
+        static_cast<std::uint8_t>((e.flags & ~kLeaving) | (to == Tier::kGpu ? kInGpu : kInHost));
+    age_s = now_s - std::min(now_s, e.inserted_at_s);
+    moved = true;
+  });
+  if (!moved) return false;
+  // A victim has left its order already.
+  if (from == Tier::kHost) policy(from).Remove(block.entry);
+  policy(to).Insert(block.entry, traits);
+  CountBlock(from, places.size(), -1);
+  CountBlock(to, places.size(), +1);
+  if (from == Tier::kGpu) CountEvicted(from, reason, age_s);
+  counters_.moved_blocks[Index(to)].Add();
+  return true;
+}
+
+bool MemoryTiers::Leave(const MovingBlock& block, bool may_lose, EvictReason reason) {
+  const std::uint32_t now_s = NowSeconds();
+  MutexLock lock(policy_mu_);
+  bool left = false;
+  bool gone = false;
+  std::uint32_t age_s = 0;
+  index_.With(block.entry, [&](BlockEntry& e) {
+    gone = (e.flags & kOnDisk) == 0;
+    if (e.references != 1 || (e.flags & (kDetached | kUnwritten)) != 0 || (gone && !may_lose)) {
+      return;
+    }
+    ReleasePages(e);
+    e.flags = static_cast<std::uint8_t>(e.flags & ~kLeaving);
+    age_s = now_s - std::min(now_s, e.inserted_at_s);
+    left = true;
+  });
+  if (!left) return false;
+  CountBlock(Tier::kGpu, block.places.size(), -1);
+  CountEvicted(Tier::kGpu, reason, age_s);
+  if (gone) RemoveLocked(block.entry);
+  return true;
+}
+
+void MemoryTiers::PutBack(const MovingBlock& block) {
+  MutexLock lock(policy_mu_);
+  EntryTraits traits;
+  traits.key_hash = HashOf(block.id);
+  bool detached = false;
+  index_.With(block.entry, [&](BlockEntry& e) {
+    detached = (e.flags & kDetached) != 0;
+    e.flags = static_cast<std::uint8_t>(e.flags & ~kLeaving);
+  });
+  if (!detached) policy(Tier::kGpu).Insert(block.entry, traits);
 }
 
 }  // namespace kvmill

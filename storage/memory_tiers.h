@@ -101,6 +101,30 @@ class MemoryTiers {
   // disk are gone.
   Evicted Evict(std::uint64_t bytes, EvictReason reason);
 
+  // --- Moves, for the GPU tier (storage/gpu_tier.h) ---
+  // A block that is being moved: its pages as they were, kept in place by a reference that the
+  // mover gives back with Release.
+  struct MovingBlock {
+    EntryId entry = kNoEntry;
+    BlockId id;
+    std::uint16_t token_count = 0;
+    std::vector<PagePlace> places;
+  };
+  // A block in host memory. With `only_if_free`, not one that must stay or that others refer to.
+  bool TakeFromHost(const BlockId& id, bool only_if_free, MovingBlock* block);
+  // The block that should leave the GPU next; it is out of the order until one of the next three.
+  bool TakeGpuVictim(MovingBlock* block);
+  // The block's pages are at `places` in tier `to` from now on, which takes them over; its old ones
+  // are free. False, and nothing taken over, when it was removed, must stay, or others refer to it.
+  // A move away from the GPU counts as evicted, with `reason`.
+  bool Move(const MovingBlock& block, Tier to, const BlockKey& parent,
+            absl::Span<const PagePlace> places, EvictReason reason);
+  // The victim leaves memory. False when it was removed, others refer to it, or (unless `may_lose`)
+  // it is not on disk.
+  bool Leave(const MovingBlock& block, bool may_lose, EvictReason reason);
+  // The victim stays.
+  void PutBack(const MovingBlock& block);
+
   // Something that callers of Acquire may be waiting for happened: a block was written or released.
   void RoomMayHaveComeFree();
 

@@ -33,6 +33,8 @@ void StoreCounters::Fill(StoreStats* stats) const {
     Copy(fetched_blocks[path], &stats->fetched_blocks[path]);
   }
   Copy(fetch_misses, &stats->fetch_misses);
+  Copy(moved_blocks, &stats->moved_blocks);
+  stats->skipped_promotions = skipped_promotions.value();
   Copy(raw_bytes_ingested, &stats->raw_bytes_ingested);
   Copy(encoded_bytes_stored, &stats->encoded_bytes_stored);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {

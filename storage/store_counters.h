@@ -42,12 +42,15 @@ struct StoreCounters {
   Counter stored_blocks, existing_blocks, rejected_blocks, raw_blocks;
   std::array<std::array<Counter, kTierCount>, kFetchPathCount> fetched_blocks;
   std::array<Counter, kFetchPathCount> fetch_misses;
+  std::array<Counter, kTierCount> moved_blocks;  // Between memory tiers, by where to.
+  Counter skipped_promotions;
   std::array<Counter, kFormatNameCount> raw_bytes_ingested, encoded_bytes_stored;
   std::array<std::array<Counter, kEvictReasonCount>, kTierCount> evicted_blocks;
   std::array<Counter, kTierCount> checksum_failures;
   std::array<StageHistogram, kStageCount> stage_seconds{
       StageHistogram{kStageSecondsBounds}, StageHistogram{kStageSecondsBounds},
-      StageHistogram{kStageSecondsBounds}, StageHistogram{kStageSecondsBounds}};
+      StageHistogram{kStageSecondsBounds}, StageHistogram{kStageSecondsBounds},
+      StageHistogram{kStageSecondsBounds}};
   std::array<EvictionAgeHistogram, kTierCount> eviction_age_seconds{
       EvictionAgeHistogram{kEvictionAgeSecondsBounds},
       EvictionAgeHistogram{kEvictionAgeSecondsBounds},

@@ -33,9 +33,10 @@ enum class Stage : std::uint8_t {
   kStoreEncode = 0,
   kStoreDisk = 1,
   kFetchDisk = 2,
-  kStoreQueue = 3
+  kStoreQueue = 3,
+  kFetchTransfer = 4  // From the GPU's memory to the host's.
 };
-inline constexpr std::size_t kStageCount = 4;
+inline constexpr std::size_t kStageCount = 5;
 
 inline constexpr std::array<double, 12> kStageSecondsBounds = {1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3,
                                                                1e-2, 5e-2, 0.1,  0.5,  1,    5};
@@ -61,7 +62,8 @@ struct StoreStats {
   std::uint64_t references = 0;  // BlockRefs alive.
   std::uint64_t referenced_bytes = 0;
   std::uint64_t assembling_blocks = 0;
-  std::uint64_t unwritten_blocks = 0;  // Sealed, waiting for the disk.
+  std::uint64_t unwritten_blocks = 0;   // Sealed, waiting for the disk.
+  std::uint64_t unpromoted_blocks = 0;  // Waiting to be copied to the GPU.
   std::uint64_t metadata_bytes = 0;
   std::array<TierStats, kTierCount> tiers{};
 
@@ -73,6 +75,9 @@ struct StoreStats {
   // By path and the tier they were found in.
   std::array<std::array<std::uint64_t, kTierCount>, kFetchPathCount> fetched_blocks{};
   std::array<std::uint64_t, kFetchPathCount> fetch_misses{};
+  std::array<std::uint64_t, kTierCount> moved_blocks{};  // Between memory tiers, by where to.
+  // Blocks that stayed in host memory: see storage/gpu_tier.h.
+  std::uint64_t skipped_promotions = 0;
   std::array<std::uint64_t, kFormatNameCount> raw_bytes_ingested{}, encoded_bytes_stored{};
   std::array<std::array<std::uint64_t, kEvictReasonCount>, kTierCount> evicted_blocks{};
   std::array<std::uint64_t, kTierCount> checksum_failures{};

@@ -12,15 +12,10 @@
 namespace kvmill {
 namespace {
 
+constexpr int kFetchAttemptsMax = 8;
+
 TieredStore::NamespaceInfo InfoOf(const OpenedNamespace& space, absl::string_view name) {
   return {space.id, std::string(name), space.spec, space.fingerprint};
-}
-
-// The most blocks that may be asked for so that the policy's queues fit: what the host tier holds
-// if blocks were 64 KiB, a small model's. Larger blocks only leave ghosts for more of them.
-std::uint32_t PolicyCapacity(const TieredStore::Options& options) {
-  const std::uint64_t blocks = std::max<std::uint64_t>(1, options.host_bytes / 65536);
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>(blocks, options.blocks_max));
 }
 
 // The name under which the disk keeps a namespace: names are local to tenants. No name has a zero
@@ -44,6 +39,8 @@ BlockRef& BlockRef::operator=(BlockRef&& other) noexcept {
   entry_ = other.entry_;
   token_count_ = other.token_count_;
   tier_ = other.tier_;
+  memory_ = other.memory_;
+  slots_ = std::move(other.slots_);
   pages_ = std::move(other.pages_);
   return *this;
 }
@@ -52,9 +49,7 @@ BlockRef::~BlockRef() { Reset(); }
 
 void BlockRef::Reset() {
   if (store_ == nullptr) return;
-  std::uint64_t bytes = 0;
-  for (const auto& page : pages_) bytes += page.size();
-  store_->impl_->ReleaseReference(entry_, bytes);
+  store_->impl_->ReleaseReference(*this);
   store_ = nullptr;
 }
 
@@ -75,6 +70,20 @@ TieredStore::Impl::~Impl() {
     assemblies_.clear();
   }
   write_behind_.reset();
+  gpu_.reset();
+}
+
+absl::StatusOr<std::unique_ptr<EvictionPolicy>> TieredStore::Impl::MakePolicy(
+    std::uint64_t tier_bytes) const {
+  const std::string_view name = options_.eviction_policy.empty()
+                                    ? kDefaultEvictionPolicy
+                                    : std::string_view(options_.eviction_policy);
+  // The most blocks that may be asked for so that the policy's queues fit: what the tier holds if
+  // blocks were 64 KiB, a small model's. Larger blocks only leave ghosts for more of them.
+  const std::uint64_t blocks =
+      std::min<std::uint64_t>(std::max<std::uint64_t>(1, tier_bytes / 65536), options_.blocks_max);
+  return CreateEvictionPolicy(name, {.entries_max = index_->ids_max(),
+                                     .capacity_blocks = static_cast<std::uint32_t>(blocks)});
 }
 
 absl::Status TieredStore::Impl::Start() {
@@ -82,19 +91,28 @@ absl::Status TieredStore::Impl::Start() {
   pool_options.capacity_bytes = options_.host_bytes;
   pool_options.arena_bytes = options_.arena_bytes;
   pool_options.prefault = options_.prefault;
+  pool_options.pin_for = options_.gpu;
   pool_options.progress = options_.prefault_progress;
   KVMILL_ASSIGN_OR_RETURN(pool_, PagePool::Create(pool_options));
   KVMILL_ASSIGN_OR_RETURN(index_, BlockIndex::Create({.entries_max = options_.blocks_max}));
-  const std::string_view policy_name = options_.eviction_policy.empty()
-                                           ? kDefaultEvictionPolicy
-                                           : std::string_view(options_.eviction_policy);
-  KVMILL_ASSIGN_OR_RETURN(
-      std::unique_ptr<EvictionPolicy> policy,
-      CreateEvictionPolicy(policy_name, {.entries_max = index_->ids_max(),
-                                         .capacity_blocks = PolicyCapacity(options_)}));
-  tiers_ = std::make_unique<MemoryTiers>(*index_, clock_, counters_,
-                                         MemoryTiers::Part{pool_.get(), std::move(policy)},
-                                         MemoryTiers::Part{});
+  MemoryTiers::Part host{pool_.get(), nullptr};
+  KVMILL_ASSIGN_OR_RETURN(host.policy, MakePolicy(options_.host_bytes));
+  MemoryTiers::Part gpu;
+  if (options_.gpu != nullptr) {
+    pool_options.capacity_bytes = options_.gpu_bytes;
+    pool_options.arena_bytes = options_.gpu_arena_bytes;
+    pool_options.device = options_.gpu;
+    pool_options.progress = nullptr;
+    KVMILL_ASSIGN_OR_RETURN(gpu_pool_, PagePool::Create(pool_options));
+    gpu.pool = gpu_pool_.get();
+    KVMILL_ASSIGN_OR_RETURN(gpu.policy, MakePolicy(options_.gpu_bytes));
+  }
+  tiers_ =
+      std::make_unique<MemoryTiers>(*index_, clock_, counters_, std::move(host), std::move(gpu));
+  if (options_.gpu != nullptr) {
+    KVMILL_ASSIGN_OR_RETURN(
+        gpu_, GpuTier::Create(*options_.gpu, *tiers_, namespaces_, clock_, counters_));
+  }
   if (disk_ != nullptr) {
     disk_->SetEvictedCallback([this](absl::Span<const DiskBlockId> ids) {
       for (const DiskBlockId& id : ids) {
@@ -105,25 +123,31 @@ absl::Status TieredStore::Impl::Start() {
     });
     loader_ = std::make_unique<DiskLoader>(*disk_, *pool_, *tiers_, clock_, counters_);
     KVMILL_RETURN_IF_ERROR(RecoverFromDisk());
-    write_behind_ = std::make_unique<WriteBehind>(*disk_, *pool_, *index_, *tiers_, namespaces_,
-                                                  clock_, counters_);
+    write_behind_ = std::make_unique<WriteBehind>(*disk_, *pool_, *index_, *tiers_, gpu_.get(),
+                                                  namespaces_, clock_, counters_);
   }
   maintenance_ = std::thread([this] { RunMaintenance(); });
   return absl::OkStatus();
 }
 
-bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, BlockRef* ref) {
+bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, BlockRef* ref,
+                                     std::optional<Tier> only) {
   EntryId entry = kNoEntry;
   std::uint64_t bytes = 0;
   index_->Find(id, [&](EntryId found, BlockEntry& e) {
-    if ((e.flags & kInHost) == 0) return;
+    if (!InMemory(e.flags) || (only.has_value() && TierOf(e.flags) != *only)) return;
     entry = found;
     ++e.references;
     ref->token_count_ = e.token_count;
+    ref->memory_ = TierOf(e.flags);
+    ref->slots_.clear();
     ref->pages_.clear();
+    ref->slots_.reserve(e.pages().size());
     ref->pages_.reserve(e.pages().size());
+    const PagePool& pool = tiers_->pool(ref->memory_);
     for (const PagePlace& place : e.pages()) {
-      ref->pages_.push_back(pool_->Bytes(place.slot).first(place.page_bytes));
+      ref->slots_.push_back(place.slot);
+      ref->pages_.push_back(pool.Bytes(place.slot).first(place.page_bytes));
       bytes += place.page_bytes;
     }
   });
@@ -136,10 +160,75 @@ bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, Bloc
   return true;
 }
 
-void TieredStore::Impl::ReleaseReference(EntryId entry, std::uint64_t bytes) {
+void TieredStore::Impl::Adopt(TieredStore* store, absl::Span<const std::uint32_t> page_bytes,
+                              BlockRef* ref) {
+  std::uint64_t bytes = 0;
+  ref->pages_.clear();
+  for (std::size_t i = 0; i < page_bytes.size(); ++i) {
+    ref->pages_.push_back(tiers_->pool(ref->memory_).Bytes(ref->slots_[i]).first(page_bytes[i]));
+    bytes += page_bytes[i];
+  }
+  ref->store_ = store;
+  counters_.references.Add();
+  counters_.referenced_bytes.Add(bytes);
+}
+
+void TieredStore::Impl::ReleaseReference(BlockRef& ref) {
+  std::uint64_t bytes = 0;
+  for (const auto& page : ref.pages_) bytes += page.size();
   counters_.references.Subtract();
   counters_.referenced_bytes.Subtract(bytes);
-  tiers_->Release(entry);
+  if (ref.entry_ != kNoEntry) {
+    tiers_->Release(ref.entry_);
+    return;
+  }
+  for (SlotRef slot : ref.slots_) tiers_->pool(ref.memory_).Release(slot);
+  tiers_->RoomMayHaveComeFree();
+}
+
+absl::Status TieredStore::Impl::CopyToHost(TieredStore* store, const OpenedNamespace& space,
+                                           const BlockId& id, BlockRef* ref) {
+  std::vector<std::uint32_t> page_bytes;
+  for (const auto& page : ref->pages_)
+    page_bytes.push_back(static_cast<std::uint32_t>(page.size()));
+  BlockRef copy;
+  absl::Status read = gpu_->ReadToHost(space, id, ref->token_count_, ref->slots_, page_bytes,
+                                       options_.room_wait, &copy.slots_);
+  copy.token_count_ = ref->token_count_;
+  *ref = BlockRef();
+  if (read.ok()) {
+    Adopt(store, page_bytes, &copy);
+    *ref = std::move(copy);
+  } else if (!absl::IsResourceExhausted(read)) {
+    KVMILL_RETURN_IF_ERROR(DropDamaged(id, Tier::kGpu, read));
+  }
+  return read;
+}
+
+absl::Status TieredStore::Impl::DropDamaged(const BlockId& id, Tier tier, const absl::Status& why) {
+  counters_.checksum_failures[Index(tier)].Add();
+  LogError(absl::StrCat(TierName(tier), " tier: block ", id.key.ToHex(),
+                        " is damaged and is dropped: ", why.message()));
+  if (tiers_->DropCopy(id, tier)) {
+    counters_.evicted(tier, EvictReason::kCorrupt).Add();
+    return absl::OkStatus();
+  }
+  return RemoveBlocks({id}).status();
+}
+
+absl::StatusOr<const OpenedNamespace*> TieredStore::Impl::SpaceOf(const BlockId& id) const {
+  const OpenedNamespace* space = namespaces_.Find(id.namespace_id);
+  if (space == nullptr || id.group >= space->spec.groups.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "namespace ", id.namespace_id, " with layer group ", int{id.group}, " is not open"));
+  }
+  return space;
+}
+
+std::uint8_t TieredStore::Impl::FlagsOf(const BlockId& id) {
+  std::uint8_t flags = 0;
+  index_->Find(id, [&](EntryId, BlockEntry& e) { flags = e.flags; });
+  return flags;
 }
 
 absl::Status TieredStore::Impl::RecoverFromDisk() {
@@ -275,7 +364,7 @@ absl::Status TieredStore::MakeDurable(absl::Span<const BlockId> ids,
 absl::StatusOr<std::uint64_t> TieredStore::Flush() {
   std::vector<BlockId> unwritten;
   impl_->index_->ForEach([&](EntryId, const BlockEntry& e) {
-    if ((e.flags & kInHost) != 0 && (e.flags & kOnDisk) == 0) unwritten.push_back(e.id());
+    if (InMemory(e.flags) && (e.flags & kOnDisk) == 0) unwritten.push_back(e.id());
     return true;
   });
   std::vector<absl::Status> results(unwritten.size());
@@ -290,28 +379,76 @@ absl::StatusOr<std::uint64_t> TieredStore::Flush() {
 }
 
 absl::StatusOr<BlockRef> TieredStore::Fetch(const BlockId& id, FetchPath path) {
-  const OpenedNamespace* space = impl_->namespaces_.Find(id.namespace_id);
-  if (space == nullptr || id.group >= space->spec.groups.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "namespace ", id.namespace_id, " with layer group ", int{id.group}, " is not open"));
-  }
+  KVMILL_ASSIGN_OR_RETURN(const OpenedNamespace* space, impl_->SpaceOf(id));
   BlockRef ref;
   Tier tier = Tier::kHost;
   // A block that was loaded may be evicted again before it is referenced; a bounded number of
   // times.
-  for (int attempt = 0; attempt < 8; ++attempt) {
+  for (int attempt = 0; attempt < kFetchAttemptsMax; ++attempt) {
     if (impl_->TryReference(this, id, &ref)) {
+      if (ref.memory_ == Tier::kGpu) {
+        const absl::Status copied = impl_->CopyToHost(this, *space, id, &ref);
+        if (absl::IsResourceExhausted(copied)) return copied;
+        if (!copied.ok()) continue;  // That copy is dropped: the next one.
+        tier = Tier::kGpu;
+      }
       ref.tier_ = tier;
       impl_->counters_.fetched(path, tier).Add();
       return ref;
     }
-    bool on_disk = false;
-    impl_->index_->Find(id, [&](EntryId, BlockEntry& e) { on_disk = (e.flags & kOnDisk) != 0; });
-    if (!on_disk || impl_->loader_ == nullptr) break;
+    if ((impl_->FlagsOf(id) & kOnDisk) == 0 || impl_->loader_ == nullptr) break;
     absl::Status loaded = impl_->loader_->Load(*space, id, impl_->options_.room_wait);
     if (absl::IsNotFound(loaded)) break;
     KVMILL_RETURN_IF_ERROR(loaded);
     tier = Tier::kDisk;
+  }
+  impl_->counters_.fetch_misses[static_cast<std::size_t>(path)].Add();
+  return absl::NotFoundError("miss");
+}
+
+absl::StatusOr<BlockRef> TieredStore::FetchOnGpu(const BlockId& id, FetchPath path) {
+  if (impl_->gpu_ == nullptr) {
+    return absl::FailedPreconditionError("no GPU tier: start kvmilld with --gpu-bytes");
+  }
+  KVMILL_ASSIGN_OR_RETURN(const OpenedNamespace* space, impl_->SpaceOf(id));
+  BlockRef ref;
+  Tier tier = Tier::kHost;
+  Room::Attempt room(impl_->tiers_->room(Tier::kGpu), impl_->options_.room_wait);
+  for (int attempt = 0; attempt < kFetchAttemptsMax;) {
+    room.Look();
+    if (impl_->TryReference(this, id, &ref, Tier::kGpu)) {
+      ref.tier_ = tier == Tier::kDisk ? Tier::kDisk : Tier::kGpu;
+      impl_->counters_.fetched(path, ref.tier_).Add();
+      return ref;
+    }
+    const std::uint8_t flags = impl_->FlagsOf(id);
+    if ((flags & kInHost) != 0) {
+      GpuTier::Held held;
+      const absl::Status status = impl_->gpu_->Hold(id, &held);
+      if (status.ok()) {
+        room.Found();
+        ref.entry_ = held.entry;
+        ref.token_count_ = held.token_count;
+        ref.tier_ = tier;
+        ref.memory_ = Tier::kGpu;
+        ref.slots_ = std::move(held.slots);
+        impl_->Adopt(this, held.page_bytes, &ref);
+        impl_->counters_.fetched(path, tier).Add();
+        return ref;
+      }
+      if (absl::IsResourceExhausted(status)) {
+        if (room.Wait()) continue;
+        return status;
+      }
+      if (!absl::IsNotFound(status)) return status;
+    } else if ((flags & kInGpu) == 0) {
+      if ((flags & kOnDisk) == 0 || impl_->loader_ == nullptr) break;
+      absl::Status loaded = impl_->loader_->Load(*space, id, impl_->options_.room_wait);
+      if (absl::IsNotFound(loaded)) break;
+      KVMILL_RETURN_IF_ERROR(loaded);
+      tier = Tier::kDisk;
+    }
+    ++attempt;
   }
   impl_->counters_.fetch_misses[static_cast<std::size_t>(path)].Add();
   return absl::NotFoundError("miss");

@@ -1,11 +1,14 @@
-// One node's store of sealed blocks over its tiers: host memory and disk.
+// One node's store of sealed blocks over its tiers: a GPU's memory where there is one, host memory
+// and disk.
 //
 // Life of a block here: BeginStore reserves pages; any number of threads write heads through the
 // BlockWriter (first writer of a record wins); when every layer and head of the layer group is
 // covered the block is sealed, enters the index and is written to disk in the background. Lookup
 // finds the longest available prefix. Fetch pins a block and gives its pages; a block that is only
 // on disk is loaded (and verified) first. When host memory is full, unpinned blocks that are on
-// disk leave it; without a disk they are gone.
+// disk leave it; without a disk they are gone. With a GPU, sealed (and written) blocks move on to
+// its memory in the background, and back to host memory when that is full; readers of host memory
+// get a copy.
 //
 // Sealed bytes never change. A block that cannot be read whole and verified is a miss, never an
 // error of the engine.
@@ -33,13 +36,16 @@
 #include "storage/core/clock.h"
 #include "storage/core/namespace.h"
 #include "storage/core/page_layout.h"
+#include "storage/device/device.h"
 #include "storage/disk_store.h"
+#include "storage/eviction/policy.h"
+#include "storage/page_pool.h"
 #include "storage/store_stats.h"
 
 namespace kvmill {
 
 // A pinned block: its pages stay where they are, and unchanged, until the last reference is gone.
-// Movable. May outlive neither the store nor Close().
+// Movable. May not outlive the store.
 class BlockRef {
  public:
   BlockRef() = default;
@@ -48,18 +54,21 @@ class BlockRef {
   ~BlockRef();
 
   bool valid() const { return store_ != nullptr; }
-  Tier tier() const { return tier_; }  // Where Fetch found it.
+  Tier tier() const { return tier_; }      // Where Fetch found it.
+  Tier memory() const { return memory_; }  // Where its pages are: kHost, or kGpu from FetchOnGpu.
   std::uint32_t token_count() const { return token_count_; }
-  // One a layer of the group, in the group's order.
+  // One a layer of the group, in the group's order. On the GPU: addresses for the device's streams.
   absl::Span<const absl::Span<const std::byte>> pages() const { return pages_; }
 
  private:
   friend class TieredStore;
   void Reset();
   class TieredStore* store_ = nullptr;
-  std::uint32_t entry_ = 0;
+  EntryId entry_ = kNoEntry;  // kNoEntry: the slots are this object's own, a copy.
   std::uint32_t token_count_ = 0;
   Tier tier_ = Tier::kHost;
+  Tier memory_ = Tier::kHost;
+  std::vector<SlotRef> slots_;  // Of the pool of memory_.
   std::vector<absl::Span<const std::byte>> pages_;
 };
 
@@ -76,6 +85,11 @@ class TieredStore {
         absl::Seconds(30);  // An unfinished block without progress is given up after this.
     bool prefault = true;
     std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> prefault_progress;
+    // What holds the tier above host memory, with so much of its memory; null: there is none.
+    // Outlives the store.
+    Device* gpu = nullptr;
+    std::uint64_t gpu_bytes = 0;
+    std::uint64_t gpu_arena_bytes = std::uint64_t{256} << 20;
   };
 
   // `disk` may be null: no disk tier. Reads the namespaces and the index of `disk` before it
@@ -132,12 +146,17 @@ class TieredStore {
   // Never blocks, never pins, changes no order of eviction.
   LookupResult Lookup(NamespaceId namespace_id, absl::Span<const BlockKey> keys, bool find_tail);
 
-  // NOT_FOUND: a miss, also when the copy on disk was damaged (counted, dropped).
-  // RESOURCE_EXHAUSTED: no host room to load it into. `path` is what it is counted under.
+  // Pages in host memory; of a block that is on the GPU, a copy of its own. NOT_FOUND: a miss, also
+  // when every copy was damaged (counted, dropped). RESOURCE_EXHAUSTED: no host room to load it
+  // into. `path` is what it is counted under.
   absl::StatusOr<BlockRef> Fetch(const BlockId& id, FetchPath path = FetchPath::kInline);
-  // The same for a block that is in memory now. Not valid, and nothing counted, when it is not;
-  // never blocks.
+  // The same for a block that is in host memory now. Not valid, and nothing counted, when it is
+  // not; never blocks.
   BlockRef FetchFromMemory(const BlockId& id, FetchPath path);
+  // Pages on the GPU: the block is promoted first if need be. FAILED_PRECONDITION when there is no
+  // GPU; RESOURCE_EXHAUSTED also when everything there stays in use for Options::room_wait;
+  // NOT_FOUND as above; else what the device said.
+  absl::StatusOr<BlockRef> FetchOnGpu(const BlockId& id, FetchPath path = FetchPath::kMap);
   // The blocks were used, as if fetched; the number of those that are in memory. Never blocks.
   std::uint64_t Touch(absl::Span<const BlockId> ids);
 
@@ -154,12 +173,14 @@ class TieredStore {
   // Appends one for each page of a valid `block`, in the order of its pages().
   void Locate(const BlockRef& block, std::vector<PageLocation>* pages) const;
   // The memory of an arena that Locate named: can only be mapped to read. The descriptor is
-  // borrowed, good while the reference is held.
+  // borrowed, good while the reference is held. On the GPU: for Device::Import.
   struct Arena {
     int fd = -1;
     std::uint64_t bytes = 0;
   };
   Arena ArenaOf(const PageLocation& page) const;
+  // The memory of its generations: in host memory the same, on the GPU host memory beside it.
+  Arena GenerationsOf(const PageLocation& page) const;
 
   // --- Removal ---
   // Hides the blocks now (all layer groups of each key); pinned pages are freed when unpinned. The
@@ -167,9 +188,9 @@ class TieredStore {
   absl::StatusOr<std::uint64_t> Remove(NamespaceId namespace_id, absl::Span<const BlockKey> keys);
   // All blocks of the namespace.
   absl::StatusOr<std::uint64_t> Clear(NamespaceId namespace_id);
-  // Moves blocks out of host memory until `bytes` are freed or nothing can leave; the number of
-  // blocks moved. With a disk tier they are written first. INVALID_ARGUMENT for a tier other than
-  // kHost.
+  // Moves blocks out of host memory, or from the GPU to host memory, until `bytes` are freed or
+  // nothing can leave; the number of blocks moved. With a disk tier they are written first.
+  // INVALID_ARGUMENT for another tier, FAILED_PRECONDITION for kGpu when there is no GPU.
   absl::StatusOr<std::uint64_t> Evict(Tier tier, std::uint64_t bytes);
 
   // --- For people ---
@@ -190,7 +211,8 @@ class TieredStore {
     std::uint64_t records_checked = 0;
     std::uint64_t failures = 0;
   };
-  // Checks every record in host memory and on disk; damaged copies are dropped and counted.
+  // Checks every record on the GPU, in host memory and on disk; damaged copies are dropped and
+  // counted.
   absl::StatusOr<VerifyResult> Verify();
 
   StoreStats stats() const;

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "storage/core/log.h"
 #include "storage/core/status_macros.h"
 #include "storage/tiered_store_impl.h"
 
@@ -36,8 +35,7 @@ std::vector<DiskBlockId> TieredStore::Impl::HideBlocks(absl::Span<const BlockId>
     const std::uint8_t flags = tiers_->Remove(id);
     if (flags == 0) continue;
     ++*removed;
-    const Tier tier = (flags & kInHost) != 0 ? Tier::kHost : Tier::kDisk;
-    counters_.evicted(tier, EvictReason::kRemoved).Add();
+    counters_.evicted(TierOf(flags), EvictReason::kRemoved).Add();
     if ((flags & kOnDisk) != 0) on_disk.push_back(write_behind_->DiskIdOf(id));
   }
   return on_disk;
@@ -72,14 +70,21 @@ absl::StatusOr<std::uint64_t> TieredStore::Clear(NamespaceId namespace_id) {
 }
 
 absl::StatusOr<std::uint64_t> TieredStore::Evict(Tier tier, std::uint64_t bytes) {
-  if (tier != Tier::kHost) {
+  if (tier != Tier::kGpu && tier != Tier::kHost) {
     return absl::InvalidArgumentError(
-        absl::StrCat("evict from tier ", TierName(tier), ": want host"));
+        absl::StrCat("evict from tier ", TierName(tier), ": want gpu or host"));
   }
-  MemoryTiers::Evicted evicted = impl_->tiers_->Evict(bytes, EvictReason::kAdmin);
+  if (tier == Tier::kGpu && impl_->gpu_ == nullptr) {
+    return absl::FailedPreconditionError("evict from tier gpu: this daemon has none");
+  }
+  const auto evict = [&](std::uint64_t more_bytes) {
+    return tier == Tier::kGpu ? impl_->gpu_->Demote(more_bytes, EvictReason::kAdmin)
+                              : impl_->tiers_->Evict(more_bytes, EvictReason::kAdmin);
+  };
+  MemoryTiers::Evicted evicted = evict(bytes);
   if (evicted.bytes < bytes && impl_->write_behind_ != nullptr) {
     impl_->write_behind_->WaitWritten();
-    evicted.blocks += impl_->tiers_->Evict(bytes - evicted.bytes, EvictReason::kAdmin).blocks;
+    evicted.blocks += evict(bytes - evicted.bytes).blocks;
   }
   return evicted.blocks;
 }
@@ -95,7 +100,7 @@ void TieredStore::List(absl::FunctionRef<bool(const BlockInfo&)> visit) const {
     info.namespace_id = id.namespace_id;
     info.group = id.group;
     info.key = id.key;
-    info.tier = (e.flags & kInHost) != 0 ? Tier::kHost : Tier::kDisk;
+    info.tier = TierOf(e.flags);
     for (const PagePlace& place : e.pages()) info.bytes += place.page_bytes;
     info.age_s = now_s - std::min(now_s, e.inserted_at_s);
     info.leases = e.references;
@@ -121,27 +126,20 @@ absl::StatusOr<TieredStore::VerifyResult> TieredStore::Verify() {
   std::vector<std::byte> scratch;
   for (const Found& block : blocks) {
     const OpenedNamespace& space = *impl_->namespaces_.Find(block.id.namespace_id);
-    if ((block.flags & kInHost) != 0) {
+    if (InMemory(block.flags)) {
       absl::Status verified;
+      Tier tier = Tier::kHost;
       {
         BlockRef ref;
         if (impl_->TryReference(this, block.id, &ref)) {
-          for (std::size_t i = 0; i < ref.pages().size() && verified.ok(); ++i) {
-            verified =
-                VerifyPage(IdentityOfPage(space, block.id, i, ref.token_count()), ref.pages()[i]);
-          }
+          tier = ref.memory();
+          verified = impl_->VerifyInMemory(space, block.id, ref, &scratch);
           result.records_checked += ref.pages().size() * space.spec.groups[block.id.group].kv_heads;
         }
       }
       if (!verified.ok()) {
         ++result.failures;
-        impl_->counters_.checksum_failures[Index(Tier::kHost)].Add();
-        LogError(absl::StrCat("host tier: block ", block.id.key.ToHex(),
-                              " is damaged and is dropped: ", verified.message()));
-        // Someone may be reading it: then the whole block is hidden, its copy on disk with it.
-        if (!impl_->tiers_->DropCopy(block.id, Tier::kHost)) {
-          KVMILL_RETURN_IF_ERROR(impl_->RemoveBlocks({block.id}).status());
-        }
+        KVMILL_RETURN_IF_ERROR(impl_->DropDamaged(block.id, tier, verified));
       }
     }
     if ((block.flags & kOnDisk) != 0) {
@@ -157,6 +155,28 @@ absl::StatusOr<TieredStore::VerifyResult> TieredStore::Verify() {
   return result;
 }
 
+absl::Status TieredStore::Impl::VerifyInMemory(const OpenedNamespace& space, const BlockId& id,
+                                               const BlockRef& ref,
+                                               std::vector<std::byte>* scratch) {
+  if (ref.memory() == Tier::kHost) {
+    for (std::size_t i = 0; i < ref.pages().size(); ++i) {
+      KVMILL_RETURN_IF_ERROR(
+          VerifyPage(IdentityOfPage(space, id, i, ref.token_count()), ref.pages()[i]));
+    }
+    return absl::OkStatus();
+  }
+  std::size_t total_bytes = 0;
+  for (const auto& page : ref.pages()) total_bytes += page.size();
+  if (scratch->size() < total_bytes) scratch->resize(total_bytes);
+  std::vector<absl::Span<std::byte>> pages;
+  std::size_t offset = 0;
+  for (const auto& page : ref.pages()) {
+    pages.push_back(absl::MakeSpan(*scratch).subspan(offset, page.size()));
+    offset += page.size();
+  }
+  return gpu_->Read(space, id, ref.token_count(), ref.slots_, pages);
+}
+
 StoreStats TieredStore::stats() const {
   StoreStats stats;
   impl_->counters_.Fill(&stats);
@@ -165,12 +185,19 @@ StoreStats TieredStore::stats() const {
   const PagePool::Stats pool = impl_->pool_->stats();
   stats.tiers[Index(Tier::kHost)].used_bytes = pool.used_bytes;
   stats.tiers[Index(Tier::kHost)].capacity_bytes = pool.capacity_bytes;
+  if (impl_->gpu_ != nullptr) {
+    const PagePool::Stats gpu = impl_->gpu_pool_->stats();
+    stats.tiers[Index(Tier::kGpu)].used_bytes = gpu.used_bytes;
+    stats.tiers[Index(Tier::kGpu)].capacity_bytes = gpu.capacity_bytes;
+  }
   if (impl_->disk_ != nullptr) {
     const DiskStore::Stats disk = impl_->disk_->stats();
     stats.tiers[Index(Tier::kDisk)].used_bytes = disk.used_bytes;
     stats.tiers[Index(Tier::kDisk)].capacity_bytes = disk.capacity_bytes;
   }
   if (impl_->write_behind_ != nullptr) stats.unwritten_blocks = impl_->write_behind_->pending();
+  // After that: what was written goes on to the GPU, and is in one of the two counts.
+  if (impl_->gpu_ != nullptr) stats.unpromoted_blocks = impl_->gpu_->pending();
   MutexLock lock(impl_->assemblies_mu_);
   stats.assembling_blocks = impl_->assemblies_.size();
   return stats;

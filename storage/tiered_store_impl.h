@@ -1,13 +1,16 @@
 // The parts of the tiered store and how they hang together. Internal to storage/.
 //
-//   BeginStore -> Assembly -> Commit -> MemoryTiers (pool, policy, index) -> WriteBehind ->
-//   DiskStore Fetch      -> MemoryTiers reference,   or DiskLoader -> MemoryTiers
+//   BeginStore -> Assembly -> Commit -> MemoryTiers (pools, policies, index), then
+//                                       WriteBehind -> DiskStore, then GpuTier -> MemoryTiers
+//   Fetch      -> MemoryTiers: a reference; of a block on the GPU a copy by GpuTier
+//              -> DiskLoader -> MemoryTiers, when it is only on disk
 //
 // Members are destroyed bottom-up: the write-behind queue drains into a disk that is still there.
 #ifndef KVMILL_STORAGE_TIERED_STORE_IMPL_H_
 #define KVMILL_STORAGE_TIERED_STORE_IMPL_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +20,7 @@
 #include "storage/block_index.h"
 #include "storage/core/mutex.h"
 #include "storage/disk_loader.h"
+#include "storage/gpu_tier.h"
 #include "storage/memory_tiers.h"
 #include "storage/namespace_table.h"
 #include "storage/page_pool.h"
@@ -49,9 +53,26 @@ class TieredStore::Impl : public AssemblyHost {
                                                                     const BlockOrigin& origin);
   void GiveUpStaleAssemblies();
 
-  // Takes a reference when the block is in host memory and fills `ref`.
-  bool TryReference(TieredStore* store, const BlockId& id, BlockRef* ref);
-  void ReleaseReference(EntryId entry, std::uint64_t bytes);
+  // Takes a reference when the block is in memory (of `only`, if given) and fills `ref`.
+  bool TryReference(TieredStore* store, const BlockId& id, BlockRef* ref,
+                    std::optional<Tier> only = std::nullopt);
+  // What `ref` says of its entry, slots and memory becomes a reference, counted and released as
+  // one.
+  void Adopt(TieredStore* store, absl::Span<const std::uint32_t> page_bytes, BlockRef* ref);
+  void ReleaseReference(BlockRef& ref);
+  // `ref`, which is on the GPU, becomes one to a copy in host memory. On an error it is empty; a
+  // copy on the GPU that cannot be read, or is damaged, is dropped.
+  absl::Status CopyToHost(TieredStore* store, const OpenedNamespace& space, const BlockId& id,
+                          BlockRef* ref);
+  // Drops a copy in memory that is damaged and counts it. When someone may be reading it the whole
+  // block is hidden, its copy on disk with it.
+  absl::Status DropDamaged(const BlockId& id, Tier tier, const absl::Status& why);
+  // Checks every page of a pinned block, where it is.
+  absl::Status VerifyInMemory(const OpenedNamespace& space, const BlockId& id, const BlockRef& ref,
+                              std::vector<std::byte>* scratch);
+  // INVALID_ARGUMENT when it is not open.
+  absl::StatusOr<const OpenedNamespace*> SpaceOf(const BlockId& id) const;
+  std::uint8_t FlagsOf(const BlockId& id);
   // Puts on disk what is not there yet: a block on disk is lost without its namespace. Names that
   // could not be saved when they were opened are tried again by whoever wants something durable.
   absl::Status SaveNamespaces();
@@ -64,8 +85,10 @@ class TieredStore::Impl : public AssemblyHost {
   StoreCounters counters_;
   NamespaceTable namespaces_;
   std::unique_ptr<PagePool> pool_;
+  std::unique_ptr<PagePool> gpu_pool_;  // Null: no GPU; then so is gpu_.
   std::unique_ptr<BlockIndex> index_;
   std::unique_ptr<MemoryTiers> tiers_;
+  std::unique_ptr<GpuTier> gpu_;
   std::unique_ptr<DiskStore> disk_;  // Null: no disk tier; then so are the next two.
   std::unique_ptr<DiskLoader> loader_;
   std::unique_ptr<WriteBehind> write_behind_;
@@ -76,6 +99,7 @@ class TieredStore::Impl : public AssemblyHost {
       ABSL_GUARDED_BY(assemblies_mu_);
 
  private:
+  absl::StatusOr<std::unique_ptr<EvictionPolicy>> MakePolicy(std::uint64_t tier_bytes) const;
   absl::Status RecoverFromDisk();
   absl::Status CheckOrigin(const BlockId& id, const BlockOrigin& origin) const;
   // The assembly to join, null when there is none; ALREADY_EXISTS when the block is sealed.

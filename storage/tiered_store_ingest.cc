@@ -104,7 +104,11 @@ absl::Status TieredStore::Impl::Commit(SealedBlock block) {
       FormatNameIndex(FormatOf(block.space->spec, block.space->spec.groups[block.id.group]));
   counters_.raw_bytes_ingested[format].Add(block.raw_bytes);
   counters_.encoded_bytes_stored[format].Add(block.stored_bytes);
-  if (write_behind_ != nullptr) write_behind_->Enqueue(block.id, block.origin.parent);
+  if (write_behind_ != nullptr) {
+    write_behind_->Enqueue(block.id, block.origin.parent);
+  } else if (gpu_ != nullptr) {
+    gpu_->Enqueue(block.id, block.origin.parent);
+  }
   if (!tail && block.space->tails.load(std::memory_order_relaxed) > 0) RemoveTailsOf(block);
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 // How far a prefix of keys reaches, over all layer groups.
 #include <algorithm>
+#include <optional>
 
 #include "storage/tiered_store_impl.h"
 
@@ -45,14 +46,15 @@ TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
 
   result.hit_blocks = static_cast<std::uint32_t>(hit);
   for (std::size_t i = 0; i < hit; ++i) {
-    Tier slowest = Tier::kHost;
+    std::optional<Tier> slowest_found;
     std::uint32_t tokens = 0;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const BlockIndex::Presence& block = found[g][i];
       if (block.flags == 0) continue;  // Before a window.
-      if ((block.flags & kInHost) == 0) slowest = Tier::kDisk;
+      slowest_found = std::max(slowest_found, std::optional<Tier>(TierOf(block.flags)));
       tokens = std::max<std::uint32_t>(tokens, block.token_count);
     }
+    const Tier slowest = slowest_found.value_or(Tier::kHost);
     result.tiers.push_back(slowest);
     result.hit_tokens += tokens;
     impl_->counters_.hit_blocks[Index(slowest)].Add();

@@ -5,7 +5,7 @@ namespace kvmill {
 
 BlockRef TieredStore::FetchFromMemory(const BlockId& id, FetchPath path) {
   BlockRef ref;
-  if (impl_->TryReference(this, id, &ref)) {
+  if (impl_->TryReference(this, id, &ref, Tier::kHost)) {
     ref.tier_ = Tier::kHost;
     impl_->counters_.fetched(path, Tier::kHost).Add();
   }
@@ -22,23 +22,29 @@ std::uint64_t TieredStore::Touch(absl::Span<const BlockId> ids) {
 }
 
 void TieredStore::Locate(const BlockRef& block, std::vector<PageLocation>* pages) const {
-  impl_->index_->With(block.entry_, [&](BlockEntry& e) {
-    for (const PagePlace& place : e.pages()) {
-      const PagePool::Location where = impl_->pool_->Locate(place.slot);
-      PageLocation& page = pages->emplace_back();
-      page.tier = Tier::kHost;
-      page.arena = where.arena;
-      page.arena_epoch = where.arena_epoch;
-      page.offset_bytes = where.offset_bytes;
-      page.page_bytes = place.page_bytes;
-      page.generation = impl_->pool_->Generation(place.slot);
-      page.generation_offset_bytes = where.generation_offset_bytes;
-    }
-  });
+  const PagePool& pool = impl_->tiers_->pool(block.memory_);
+  for (std::size_t i = 0; i < block.slots_.size(); ++i) {
+    const PagePool::Location where = pool.Locate(block.slots_[i]);
+    PageLocation& page = pages->emplace_back();
+    page.tier = block.memory_;
+    page.arena = where.arena;
+    page.arena_epoch = where.arena_epoch;
+    page.offset_bytes = where.offset_bytes;
+    page.page_bytes = static_cast<std::uint32_t>(block.pages_[i].size());
+    page.generation = pool.Generation(block.slots_[i]);
+    page.generation_offset_bytes = where.generation_offset_bytes;
+  }
 }
 
 TieredStore::Arena TieredStore::ArenaOf(const PageLocation& page) const {
-  return {impl_->pool_->ArenaFd(page.arena), impl_->pool_->arena_bytes()};
+  const PagePool& pool = impl_->tiers_->pool(page.tier);
+  return {pool.ArenaFd(page.arena), pool.arena_bytes()};
+}
+
+TieredStore::Arena TieredStore::GenerationsOf(const PageLocation& page) const {
+  const PagePool& pool = impl_->tiers_->pool(page.tier);
+  return {pool.GenerationFd(page.arena),
+          page.tier == Tier::kGpu ? kExtentBytes : pool.arena_bytes()};
 }
 
 }  // namespace kvmill

@@ -13,11 +13,13 @@ constexpr std::int64_t kWarningEveryNanos = 10'000'000'000;
 }  // namespace
 
 WriteBehind::WriteBehind(DiskStore& disk, PagePool& pool, BlockIndex& index, MemoryTiers& tiers,
-                         NamespaceTable& namespaces, const Clock& clock, StoreCounters& counters)
+                         GpuTier* gpu, NamespaceTable& namespaces, const Clock& clock,
+                         StoreCounters& counters)
     : disk_(disk),
       pool_(pool),
       index_(index),
       tiers_(tiers),
+      gpu_(gpu),
       namespaces_(namespaces),
       clock_(clock),
       counters_(counters),
@@ -111,18 +113,39 @@ absl::Status WriteBehind::WriteToDisk(const DiskBlockMeta& meta,
   return disk_.Write(meta, pages);
 }
 
+absl::Status WriteBehind::WritePages(const DiskBlockMeta& meta, const BlockId& id, Tier tier,
+                                     absl::Span<const SlotRef> slots) {
+  std::vector<SlotRef> copies;
+  if (tier == Tier::kGpu) {
+    // Without waiting for room: what would make some is this thread.
+    KVMILL_RETURN_IF_ERROR(gpu_->ReadToHost(*namespaces_.Find(id.namespace_id), id,
+                                            meta.token_count, slots, meta.page_bytes,
+                                            absl::ZeroDuration(), &copies));
+    slots = copies;
+  }
+  std::vector<absl::Span<const std::byte>> pages;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    pages.push_back(pool_.Bytes(slots[i]).first(meta.page_bytes[i]));
+  }
+  absl::Status written = WriteToDisk(meta, pages);
+  for (SlotRef slot : copies) pool_.Release(slot);
+  return written;
+}
+
 void WriteBehind::Write(const Job& job) {
   EntryId entry = kNoEntry;
+  Tier tier = Tier::kHost;
   DiskBlockMeta meta;
-  std::vector<absl::Span<const std::byte>> pages;
+  std::vector<SlotRef> slots;
   index_.Find(job.id, [&](EntryId found, BlockEntry& e) {
-    if ((e.flags & kInHost) == 0 || (e.flags & kOnDisk) != 0) return;
+    if (!InMemory(e.flags) || (e.flags & kOnDisk) != 0) return;
     entry = found;
+    tier = TierOf(e.flags);
     ++e.references;
     meta.token_count = e.token_count;
     for (const PagePlace& place : e.pages()) {
       meta.page_bytes.push_back(place.page_bytes);
-      pages.push_back(pool_.Bytes(place.slot).first(place.page_bytes));
+      slots.push_back(place.slot);
     }
   });
   if (entry == kNoEntry) return;  // Removed, or written before.
@@ -132,7 +155,7 @@ void WriteBehind::Write(const Job& job) {
   const std::int64_t start_nanos = clock_.MonotonicNanos();
   counters_.ObserveStage(Stage::kStoreQueue,
                          static_cast<double>(start_nanos - job.enqueued_nanos) * 1e-9);
-  absl::Status written = WriteToDisk(meta, pages);
+  absl::Status written = WritePages(meta, job.id, tier, slots);
   const std::int64_t end_nanos = clock_.MonotonicNanos();
   counters_.ObserveStage(Stage::kStoreDisk, static_cast<double>(end_nanos - start_nanos) * 1e-9);
 
@@ -160,6 +183,8 @@ void WriteBehind::Write(const Job& job) {
         .IgnoreError();  // A failing disk loses the block anyway or serves valid bytes again.
   }
   tiers_.Release(entry);
+  // Written or not: a block that cannot be written is in memory only, wherever it is.
+  if (gpu_ != nullptr && tier == Tier::kHost && !removed) gpu_->Enqueue(job.id, job.parent);
 }
 
 void WriteBehind::RequeueUnwritten(absl::Span<const BlockId> ids) {
@@ -170,7 +195,7 @@ void WriteBehind::RequeueUnwritten(absl::Span<const BlockId> ids) {
     }
     bool requeue = false;
     index_.Find(id, [&](EntryId, BlockEntry& e) {
-      requeue = (e.flags & kInHost) != 0 && (e.flags & (kOnDisk | kUnwritten)) == 0;
+      requeue = InMemory(e.flags) && (e.flags & (kOnDisk | kUnwritten)) == 0;
       if (requeue) e.flags |= kUnwritten;
     });
     // The parent of a block that failed before is not known any more; it is a hint for the order of

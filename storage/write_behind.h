@@ -1,8 +1,9 @@
 // Sealed blocks on their way to the disk.
 //
-// A queue and one thread. A block in the queue keeps kUnwritten, so it cannot leave host memory;
-// the queue is therefore bounded by the host tier. A block that could not be written loses the flag
-// (the cache goes on without a disk copy) and is remembered, so that MakeDurable tries again.
+// A queue and one thread. A block in the queue keeps kUnwritten, so it cannot leave memory; the
+// queue is therefore bounded by the memory tiers. A written block may go on to the GPU. A block
+// that could not be written loses the flag (the cache goes on without a disk copy) and is
+// remembered, so that MakeDurable tries again.
 //
 // Internal to storage/. Thread-safe.
 #ifndef KVMILL_STORAGE_WRITE_BEHIND_H_
@@ -20,6 +21,7 @@
 #include "storage/core/clock.h"
 #include "storage/core/mutex.h"
 #include "storage/disk_store.h"
+#include "storage/gpu_tier.h"
 #include "storage/memory_tiers.h"
 #include "storage/namespace_table.h"
 #include "storage/page_pool.h"
@@ -29,7 +31,8 @@ namespace kvmill {
 
 class WriteBehind {
  public:
-  WriteBehind(DiskStore& disk, PagePool& pool, BlockIndex& index, MemoryTiers& tiers,
+  // `gpu` may be null.
+  WriteBehind(DiskStore& disk, PagePool& pool, BlockIndex& index, MemoryTiers& tiers, GpuTier* gpu,
               NamespaceTable& namespaces, const Clock& clock, StoreCounters& counters);
   // Writes what is queued, flushes, and joins the thread.
   ~WriteBehind();
@@ -77,13 +80,17 @@ class WriteBehind {
   absl::Status WriteToDisk(const DiskBlockMeta& meta,
                            absl::Span<const absl::Span<const std::byte>> pages);
   void Write(const Job& job);
-  // Queues blocks that are in host memory and on no disk and not on their way.
+  // Pages of a block that is referenced, in memory of `tier`; of the GPU's by way of a copy.
+  absl::Status WritePages(const DiskBlockMeta& meta, const BlockId& id, Tier tier,
+                          absl::Span<const SlotRef> slots);
+  // Queues blocks that are in memory and on no disk and not on their way.
   void RequeueUnwritten(absl::Span<const BlockId> ids);
 
   DiskStore& disk_;
   PagePool& pool_;
   BlockIndex& index_;
   MemoryTiers& tiers_;
+  GpuTier* const gpu_;
   NamespaceTable& namespaces_;
   const Clock& clock_;
   StoreCounters& counters_;
