@@ -306,7 +306,7 @@ std::uint64_t GpuTier::DemoteOne(bool may_lose, EvictReason reason) {
       if (left) {
         counters_.checksum_failures[static_cast<int>(Tier::kGpu)].Add();
         LogError(absl::StrCat("gpu tier: block ", block.id.key.ToHex(),
-                              " is damaged and was dropped: ", read.message()));
+                              " could not be read back and was dropped: ", read.message()));
       }
     }
     if (!left) tiers_.PutBack(block);

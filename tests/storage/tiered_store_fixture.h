@@ -153,6 +153,10 @@ class TieredStoreTest : public testing::Test {
   // Whether a fetched block holds exactly the records that this machine's encoder makes of block
   // `number`.
   static testing::AssertionResult Holds(const BlockRef& ref, std::uint64_t number) {
+    return PagesHold(ref.pages(), number);
+  }
+  static testing::AssertionResult PagesHold(absl::Span<const absl::Span<const std::byte>> pages,
+                                            std::uint64_t number) {
     const Values values = ValuesOf(number);
     const TileFormat format = FormatOf(Spec(), Spec().groups[0]);
     std::vector<std::byte> record(RecordBytes(format));
@@ -161,7 +165,7 @@ class TieredStoreTest : public testing::Test {
     const auto aligned =
         absl::MakeSpan(scratch).subspan(64 - misaligned, EncodeScratchBytes(format));
     for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
-      auto page = PageView::Parse(ref.pages()[layer]);
+      auto page = PageView::Parse(pages[layer]);
       if (!page.ok()) return testing::AssertionFailure() << page.status();
       for (std::uint32_t head = 0; head < kHeads; ++head) {
         HeadViews views(values, layer, head, kTokens);
