@@ -24,10 +24,19 @@ PageIdentity IdentityOfPage(const OpenedNamespace& space, const BlockId& id,
 
 absl::Status DiskLoader::Load(const OpenedNamespace& space, const BlockId& id,
                               absl::Duration room_wait) {
+  const EntryId entry = tiers_.ReferenceOnDisk(id);
+  if (entry == kNoEntry) return absl::NotFoundError("the block is not on disk");
+  absl::Status loaded = LoadOnce(space, id, entry, room_wait);
+  tiers_.Release(entry);
+  return loaded;
+}
+
+absl::Status DiskLoader::LoadOnce(const OpenedNamespace& space, const BlockId& id, EntryId entry,
+                                  absl::Duration room_wait) {
   std::shared_ptr<InFlight> load;
   {
     MutexLock lock(mu_);
-    std::shared_ptr<InFlight>& slot = in_flight_[id];
+    std::shared_ptr<InFlight>& slot = in_flight_[entry];
     if (slot != nullptr) {
       load = slot;
       while (!load->done) ended_.Wait(mu_);
@@ -36,23 +45,31 @@ absl::Status DiskLoader::Load(const OpenedNamespace& space, const BlockId& id,
     slot = std::make_shared<InFlight>();
     load = slot;
   }
-  absl::Status result = LoadAlone(space, id, room_wait);
+  absl::Status result = LoadAlone(space, id, entry, room_wait);
   {
     MutexLock lock(mu_);
     load->result = result;
     load->done = true;
-    in_flight_.erase(id);
+    in_flight_.erase(entry);
   }
   ended_.NotifyAll();
   return result;
 }
 
-void DiskLoader::Drop(const BlockId& id, const DiskBlockId& disk_id) {
+void DiskLoader::Drop(const DiskBlockId& disk_id, EntryId entry) {
   disk_.Remove({disk_id}).IgnoreError();  // It is out of the index in any case.
-  tiers_.DiskCopyIsGone(id);
+  tiers_.DiskCopyIsGone(entry);
+}
+
+absl::StatusOr<DiskBlockMeta> DiskLoader::Find(const OpenedNamespace& space, const BlockId& id,
+                                               EntryId entry) {
+  absl::StatusOr<DiskBlockMeta> found = disk_.Find({space.fingerprint, id.group, id.key});
+  if (absl::IsNotFound(found.status())) tiers_.DiskCopyIsGone(entry);
+  return found;
 }
 
 absl::Status DiskLoader::ReadVerified(const OpenedNamespace& space, const DiskBlockMeta& meta,
+                                      EntryId entry,
                                       absl::Span<const absl::Span<std::byte>> pages) {
   const BlockId id{space.id, meta.id.group, meta.id.key};
   absl::Status read = disk_.Read(meta.id, 0, pages);
@@ -64,23 +81,19 @@ absl::Status DiskLoader::ReadVerified(const OpenedNamespace& space, const DiskBl
     counters_.evicted(Tier::kDisk, EvictReason::kCorrupt).Add();
     LogWarning(absl::StrCat("disk tier: block ", meta.id.key.ToHex(),
                             " is damaged and was dropped: ", read.message()));
-    Drop(id, meta.id);
+    Drop(meta.id, entry);
   }
-  if (absl::IsNotFound(read)) tiers_.DiskCopyIsGone(id);
+  if (absl::IsNotFound(read)) tiers_.DiskCopyIsGone(entry);
   return read;
 }
 
-absl::Status DiskLoader::LoadAlone(const OpenedNamespace& space, const BlockId& id,
+absl::Status DiskLoader::LoadAlone(const OpenedNamespace& space, const BlockId& id, EntryId entry,
                                    absl::Duration room_wait) {
   const std::int64_t start_nanos = clock_.MonotonicNanos();
-  const DiskBlockId disk_id{space.fingerprint, id.group, id.key};
-  absl::StatusOr<DiskBlockMeta> found = disk_.Find(disk_id);
-  if (absl::IsNotFound(found.status())) tiers_.DiskCopyIsGone(id);
-  KVMILL_RETURN_IF_ERROR(found.status());
-  const DiskBlockMeta& meta = *found;
+  KVMILL_ASSIGN_OR_RETURN(const DiskBlockMeta meta, Find(space, id, entry));
   const std::size_t layer_count = space.spec.groups[id.group].layers.size();
   if (meta.page_bytes.size() != layer_count) {
-    Drop(id, disk_id);
+    Drop(meta.id, entry);
     return absl::NotFoundError(
         absl::StrCat("block on disk has ", meta.page_bytes.size(), " pages, want ", layer_count));
   }
@@ -95,7 +108,7 @@ absl::Status DiskLoader::LoadAlone(const OpenedNamespace& space, const BlockId& 
     pages[i] = pool_.Bytes(slots[i]).first(meta.page_bytes[i]);
   }
 
-  absl::Status read = ReadVerified(space, meta, pages);
+  absl::Status read = ReadVerified(space, meta, entry, pages);
   if (!read.ok()) {
     release();
     return absl::IsDataLoss(read) ? absl::NotFoundError("the copy on disk was damaged") : read;
@@ -106,7 +119,7 @@ absl::Status DiskLoader::LoadAlone(const OpenedNamespace& space, const BlockId& 
   for (std::size_t i = 0; i < layer_count; ++i)
     places[i] = PagePlace{slots[i], meta.page_bytes[i], 0};
   // Removed or stored anew meanwhile: what was read is of no use.
-  if (!tiers_.AddLoaded(id, meta.parent, places)) release();
+  if (!tiers_.AddLoaded(entry, id, meta.parent, places)) release();
   counters_.ObserveStage(Stage::kFetchDisk,
                          static_cast<double>(clock_.MonotonicNanos() - start_nanos) * 1e-9);
   return absl::OkStatus();
@@ -114,8 +127,17 @@ absl::Status DiskLoader::LoadAlone(const OpenedNamespace& space, const BlockId& 
 
 absl::Status DiskLoader::Verify(const OpenedNamespace& space, const BlockId& id,
                                 std::vector<std::byte>* scratch, std::uint64_t* records_checked) {
-  KVMILL_ASSIGN_OR_RETURN(const DiskBlockMeta meta,
-                          disk_.Find(DiskBlockId{space.fingerprint, id.group, id.key}));
+  const EntryId entry = tiers_.ReferenceOnDisk(id);
+  if (entry == kNoEntry) return absl::NotFoundError("the block is not on disk");
+  absl::Status verified = VerifyEntry(space, id, entry, scratch, records_checked);
+  tiers_.Release(entry);
+  return verified;
+}
+
+absl::Status DiskLoader::VerifyEntry(const OpenedNamespace& space, const BlockId& id, EntryId entry,
+                                     std::vector<std::byte>* scratch,
+                                     std::uint64_t* records_checked) {
+  KVMILL_ASSIGN_OR_RETURN(const DiskBlockMeta meta, Find(space, id, entry));
   std::size_t total_bytes = 0;
   for (std::uint32_t bytes : meta.page_bytes) total_bytes += bytes;
   if (scratch->size() < total_bytes) scratch->resize(total_bytes);
@@ -126,7 +148,7 @@ absl::Status DiskLoader::Verify(const OpenedNamespace& space, const BlockId& id,
     offset += bytes;
   }
   *records_checked += pages.size() * space.spec.groups[id.group].kv_heads;
-  return ReadVerified(space, meta, pages);
+  return ReadVerified(space, meta, entry, pages);
 }
 
 }  // namespace kvmill

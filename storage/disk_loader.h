@@ -47,12 +47,21 @@ class DiskLoader {
     absl::Status result;
   };
 
-  absl::Status LoadAlone(const OpenedNamespace& space, const BlockId& id, absl::Duration room_wait);
+  // These refer to the block by its entry: what is found out about a block that was removed says
+  // nothing of one that was stored anew meanwhile.
+  absl::Status LoadOnce(const OpenedNamespace& space, const BlockId& id, EntryId entry,
+                        absl::Duration room_wait);
+  absl::Status LoadAlone(const OpenedNamespace& space, const BlockId& id, EntryId entry,
+                         absl::Duration room_wait);
+  absl::Status VerifyEntry(const OpenedNamespace& space, const BlockId& id, EntryId entry,
+                           std::vector<std::byte>* scratch, std::uint64_t* records_checked);
+  absl::StatusOr<DiskBlockMeta> Find(const OpenedNamespace& space, const BlockId& id,
+                                     EntryId entry);
   // DATA_LOSS after dropping a damaged copy.
-  absl::Status ReadVerified(const OpenedNamespace& space, const DiskBlockMeta& meta,
+  absl::Status ReadVerified(const OpenedNamespace& space, const DiskBlockMeta& meta, EntryId entry,
                             absl::Span<const absl::Span<std::byte>> pages);
   // Forgets the copy on disk, there and in the index.
-  void Drop(const BlockId& id, const DiskBlockId& disk_id);
+  void Drop(const DiskBlockId& disk_id, EntryId entry);
 
   DiskStore& disk_;
   PagePool& pool_;
@@ -63,7 +72,7 @@ class DiskLoader {
   Mutex mu_;
   CondVar ended_;
   // Shared: the reader and everyone who waits for it.
-  absl::flat_hash_map<BlockId, std::shared_ptr<InFlight>> in_flight_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<EntryId, std::shared_ptr<InFlight>> in_flight_ ABSL_GUARDED_BY(mu_);
 };
 
 // Identity that page `layer_index` of a block must have.

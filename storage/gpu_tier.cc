@@ -156,29 +156,27 @@ void GpuTier::Promote(const Promotion& promotion) {
 }
 
 absl::Status GpuTier::Hold(const BlockId& id, Held* held) {
-  absl::Status result;
+  // Now: while it waits for the thread it must not leave.
+  MemoryTiers::MovingBlock block;
+  if (!tiers_.TakeFromHost(id, /*only_if_free=*/false, &block)) {
+    return absl::NotFoundError("not in host memory");
+  }
+  held->token_count = block.token_count;
+  held->page_bytes = PageBytesOf(block.places);
+  absl::Status copied;
   OnThread([&] {
-    MemoryTiers::MovingBlock block;
-    if (!tiers_.TakeFromHost(id, /*only_if_free=*/false, &block)) {
-      result = absl::NotFoundError("not in host memory");
-      return;
-    }
-    result = CopyToGpu(block, /*may_lose=*/true, &held->slots);
-    if (!result.ok()) {
-      tiers_.Release(block.entry);
-      return;
-    }
-    held->token_count = block.token_count;
-    held->page_bytes = PageBytesOf(block.places);
-    if (tiers_.Move(block, Tier::kGpu, BlockKey{}, PlacesAt(block.places, held->slots),
-                    EvictReason::kCapacity)) {
+    copied = CopyToGpu(block, /*may_lose=*/true, &held->slots);
+    if (copied.ok() && tiers_.Move(block, Tier::kGpu, BlockKey{},
+                                   PlacesAt(block.places, held->slots), EvictReason::kCapacity)) {
       held->entry = block.entry;  // With our reference.
-      tiers_.RoomMayHaveComeFree();
-    } else {
-      tiers_.Release(block.entry);
     }
   });
-  return result;
+  if (held->entry == kNoEntry) {
+    tiers_.Release(block.entry);
+  } else {
+    tiers_.RoomMayHaveComeFree();
+  }
+  return copied;
 }
 
 absl::Status GpuTier::CopyToGpu(const MemoryTiers::MovingBlock& block, bool may_lose,

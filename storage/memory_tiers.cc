@@ -114,19 +114,30 @@ absl::Status MemoryTiers::AddNew(const NewBlock& block) {
   return absl::OkStatus();
 }
 
-bool MemoryTiers::AddLoaded(const BlockId& id, const BlockKey& parent,
+EntryId MemoryTiers::ReferenceOnDisk(const BlockId& id) {
+  EntryId entry = kNoEntry;
+  index_.Find(id, [&](EntryId found, BlockEntry& e) {
+    if ((e.flags & kOnDisk) == 0) return;
+    entry = found;
+    ++e.references;
+  });
+  return entry;
+}
+
+bool MemoryTiers::AddLoaded(EntryId entry, const BlockId& id, const BlockKey& parent,
                             absl::Span<const PagePlace> places) {
   MutexLock lock(policy_mu_);
   const EntryTraits traits = TraitsOf(id, parent, 0, Tier::kHost);
-  EntryId entry = kNoEntry;
-  index_.Find(id, [&](EntryId found, BlockEntry& e) {
-    if (InMemory(e.flags) || e.pages().size() != places.size()) return;
-    entry = found;
+  bool added = false;
+  index_.With(entry, [&](BlockEntry& e) {
+    if ((e.flags & kDetached) != 0 || InMemory(e.flags)) return;
+    if (e.pages().size() != places.size()) return;
     std::copy(places.begin(), places.end(), e.pages().begin());
     e.flags |= kInHost;
     e.inserted_at_s = NowSeconds();
+    added = true;
   });
-  if (entry == kNoEntry) return false;
+  if (!added) return false;
   policy(Tier::kHost).Insert(entry, traits);
   CountBlock(Tier::kHost, places.size(), +1);
   return true;
@@ -193,14 +204,25 @@ bool MemoryTiers::DropCopy(const BlockId& id, Tier tier) {
 void MemoryTiers::DiskCopyIsGone(const BlockId& id) {
   MutexLock lock(policy_mu_);
   EntryId entry = kNoEntry;
+  index_.Find(id, [&](EntryId found, BlockEntry&) { entry = found; });
+  if (entry != kNoEntry) DiskCopyIsGoneLocked(entry);
+}
+
+void MemoryTiers::DiskCopyIsGone(EntryId entry) {
+  MutexLock lock(policy_mu_);
+  DiskCopyIsGoneLocked(entry);
+}
+
+void MemoryTiers::DiskCopyIsGoneLocked(EntryId entry) {
+  bool known = false;
   bool gone = false;
-  index_.Find(id, [&](EntryId found, BlockEntry& e) {
-    if ((e.flags & kOnDisk) == 0) return;
-    entry = found;
+  index_.With(entry, [&](BlockEntry& e) {
+    if ((e.flags & kOnDisk) == 0 || (e.flags & kDetached) != 0) return;
+    known = true;
     e.flags = static_cast<std::uint8_t>(e.flags & ~kOnDisk);
     gone = !InMemory(e.flags);
   });
-  if (entry == kNoEntry) return;
+  if (!known) return;
   counters_.tier_blocks[Index(Tier::kDisk)].Subtract();
   if (gone) RemoveLocked(entry);
 }

@@ -72,9 +72,13 @@ class MemoryTiers {
     absl::Span<const PagePlace> places;
   };
   absl::Status AddNew(const NewBlock& block);
-  // A block that the index knows came back to host memory. False, and nothing taken over, when it
-  // is not known any more or is in memory already.
-  bool AddLoaded(const BlockId& id, const BlockKey& parent, absl::Span<const PagePlace> places);
+  // A reference to a block that is on disk, wherever else it is; kNoEntry when it is not there. A
+  // block that is stored anew under the same id meanwhile is another entry.
+  EntryId ReferenceOnDisk(const BlockId& id);
+  // A block that the caller refers to came back to host memory. False, and nothing taken over, when
+  // it was removed or is in memory already.
+  bool AddLoaded(EntryId entry, const BlockId& id, const BlockKey& parent,
+                 absl::Span<const PagePlace> places);
 
   // The block was used; the caller holds a reference.
   void Touch(EntryId entry);
@@ -88,9 +92,10 @@ class MemoryTiers {
   // The disk no longer has it: clears kOnDisk, and removes the block when memory has no copy
   // either.
   void DiskCopyIsGone(const BlockId& id);
+  // The same of a block that the caller refers to; nothing when it was removed.
+  void DiskCopyIsGone(EntryId entry);
 
-  // Drops a reference that was taken under the entry's lock (references + 1) from a block in
-  // memory.
+  // Drops a reference that was taken under the entry's lock (references + 1).
   void Release(EntryId entry);
 
   struct Evicted {
@@ -144,6 +149,7 @@ class MemoryTiers {
   // Gives the pages of a block that is in memory back to their pool and empties the places; its
   // flags say that it is in no memory then. Under the entry's lock.
   void ReleasePages(BlockEntry& entry);
+  void DiskCopyIsGoneLocked(EntryId entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);
   // Detach and, when nobody refers to it, free. Every detach happens under policy_mu_, so no two
   // meet.
   std::uint8_t RemoveLocked(EntryId entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);

@@ -398,7 +398,7 @@ absl::StatusOr<BlockRef> TieredStore::Fetch(const BlockId& id, FetchPath path) {
     }
     if ((impl_->FlagsOf(id) & kOnDisk) == 0 || impl_->loader_ == nullptr) break;
     absl::Status loaded = impl_->loader_->Load(*space, id, impl_->options_.room_wait);
-    if (absl::IsNotFound(loaded)) break;
+    if (absl::IsNotFound(loaded)) continue;  // Gone from the disk, or not there only: look again.
     KVMILL_RETURN_IF_ERROR(loaded);
     tier = Tier::kDisk;
   }
@@ -444,9 +444,10 @@ absl::StatusOr<BlockRef> TieredStore::FetchOnGpu(const BlockId& id, FetchPath pa
     } else if ((flags & kInGpu) == 0) {
       if ((flags & kOnDisk) == 0 || impl_->loader_ == nullptr) break;
       absl::Status loaded = impl_->loader_->Load(*space, id, impl_->options_.room_wait);
-      if (absl::IsNotFound(loaded)) break;
-      KVMILL_RETURN_IF_ERROR(loaded);
-      tier = Tier::kDisk;
+      if (!absl::IsNotFound(loaded)) {
+        KVMILL_RETURN_IF_ERROR(loaded);
+        tier = Tier::kDisk;
+      }
     }
     ++attempt;
   }
