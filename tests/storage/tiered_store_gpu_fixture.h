@@ -17,6 +17,11 @@ class TieredStoreGpuTest : public TieredStoreTest {
  protected:
   static constexpr std::uint64_t kAll = std::uint64_t{1} << 40;
 
+  // One arena of two extents in each tier, one of them for pages.
+  TieredStoreGpuTest() {
+    options_.host_bytes = options_.arena_bytes = 4 << 20;
+    options_.gpu_bytes = options_.gpu_arena_bytes = 4 << 20;
+  }
   ~TieredStoreGpuTest() override {
     store_.reset();
     EXPECT_EQ(gpu_.unpinned_copies, 0);
@@ -25,8 +30,6 @@ class TieredStoreGpuTest : public TieredStoreTest {
 
   void OpenWithGpu(bool with_disk, const NamespaceSpec& spec = Spec()) {
     options_.gpu = &gpu_;
-    if (options_.gpu_bytes == 0) options_.gpu_bytes = 8 << 20;
-    options_.gpu_arena_bytes = 8 << 20;
     Open(with_disk, spec);
   }
   void Restart() {
