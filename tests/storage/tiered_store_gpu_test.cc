@@ -1,6 +1,9 @@
 // The tiers gpu, host and disk, with a device whose memory the CPU cannot touch.
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <numeric>
 #include <thread>
 
@@ -36,7 +39,7 @@ TEST_F(TieredStoreGpuTest, SealedBlockMovesToTheGpuAndReadersGetACopy) {
     EXPECT_EQ(store_->stats().referenced_bytes, 0u);
     EXPECT_EQ(TierOfBlock(1), Tier::kGpu);
     const StoreStats stats = store_->stats();
-    EXPECT_EQ(stats.fetched_blocks[static_cast<std::size_t>(Tier::kGpu)], 1u);
+    EXPECT_EQ(stats.fetched_blocks[0][static_cast<std::size_t>(Tier::kGpu)], 1u);
     EXPECT_EQ(stats.moved_blocks[static_cast<std::size_t>(Tier::kGpu)], 1u);
     EXPECT_EQ(stats.pages, kLayers);
     EXPECT_EQ(*store_->Remove(space_, {Key(1)}), 1u);
@@ -95,6 +98,46 @@ TEST_F(TieredStoreGpuTest, FetchOnGpuHoldsTheBlockThereFromEveryTier) {
   EXPECT_EQ(HostUsedBytes(), 0u);
   EXPECT_EQ(store_->FetchOnGpu(Id(1)).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(store_->stats().references, 0u);
+}
+
+TEST_F(TieredStoreGpuTest, ReadersInOtherProcessesFindPagesOnTheGpu) {
+  OpenWithGpu(false);
+  ASSERT_TRUE(PutAndSettle(1).ok());
+  EXPECT_FALSE(store_->FetchFromMemory(Id(1), FetchPath::kMap).valid()) << "that means the host's";
+  auto on_gpu = store_->FetchOnGpu(Id(1));
+  ASSERT_TRUE(on_gpu.ok()) << on_gpu.status();
+  auto in_host = store_->Fetch(Id(1), FetchPath::kMap);  // A copy has a place, too.
+  ASSERT_TRUE(in_host.ok()) << in_host.status();
+  for (const BlockRef* ref : {&*on_gpu, &*in_host}) {
+    std::vector<TieredStore::PageLocation> where;
+    store_->Locate(*ref, &where);
+    ASSERT_EQ(where.size(), kLayers);
+    for (std::size_t i = 0; i < kLayers; ++i) {
+      EXPECT_EQ(where[i].tier, ref->memory());
+      ASSERT_EQ(where[i].page_bytes, ref->pages()[i].size());
+      const TieredStore::Arena arena = store_->ArenaOf(where[i]);
+      const TieredStore::Arena generations = store_->GenerationsOf(where[i]);
+      EXPECT_EQ(arena.fd == generations.fd, ref->memory() == Tier::kHost);
+      ASSERT_LE(where[i].offset_bytes + where[i].page_bytes, arena.bytes);
+      ASSERT_LE(where[i].generation_offset_bytes + 8, generations.bytes);
+      std::vector<std::byte> page(where[i].page_bytes);
+      ASSERT_EQ(
+          pread(arena.fd, page.data(), page.size(), static_cast<off_t>(where[i].offset_bytes)),
+          static_cast<ssize_t>(page.size()));
+      EXPECT_EQ(std::memcmp(page.data(), in_host->pages()[i].data(), page.size()), 0);
+      std::uint64_t generation = 0;
+      ASSERT_EQ(pread(generations.fd, &generation, sizeof(generation),
+                      static_cast<off_t>(where[i].generation_offset_bytes)),
+                static_cast<ssize_t>(sizeof(generation)));
+      EXPECT_EQ(generation, where[i].generation);
+      EXPECT_EQ(generation % 2, 0u);
+    }
+  }
+  EXPECT_TRUE(Holds(*in_host, 1));
+  const StoreStats stats = store_->stats();
+  EXPECT_EQ(stats.fetched_blocks[static_cast<std::size_t>(FetchPath::kMap)]
+                                [static_cast<std::size_t>(Tier::kGpu)],
+            2u);
 }
 
 TEST_F(TieredStoreGpuTest, CapacitiesAddUpAndTheOldestGoDown) {
