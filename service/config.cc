@@ -107,10 +107,10 @@ const std::vector<Option>& Options() {
        [](const Config& c) -> std::string { return c.insecure ? "true" : "false"; }},
       Text("data-dir", "DIR", "Directory of the disk tier; none: no disk tier.", &Config::data_dir),
       Bytes("host-bytes", "Host memory for blocks.", &Config::host_bytes),
-      Bytes("gpu-bytes", "GPU memory for blocks (not in this version).", &Config::gpu_bytes),
+      Bytes("gpu-bytes", "GPU memory for blocks; 0: no GPU tier.", &Config::gpu_bytes),
       Bytes("disk-bytes", "Cap of the disk tier.", &Config::disk_bytes),
       {{"device", "auto|host|cuda:N",
-        "Device that holds and encodes blocks (cuda not in this version)."},
+        "Device of the GPU tier; auto: the first GPU that answers, else the host."},
        SetDevice,
        [](const Config& c) { return c.device; }},
       Text("cluster", "none|etcd://HOST:PORT,...",
@@ -264,13 +264,10 @@ absl::Status CheckConfig(const Config& config) {
     return absl::InvalidArgumentError(absl::StrCat("--host-bytes ", FormatBytes(config.host_bytes),
                                                    ": want at least ", FormatBytes(kHostBytesMin)));
   }
-  if (config.gpu_bytes != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("--gpu-bytes ", FormatBytes(config.gpu_bytes),
-                                                      ": must be 0, this build has no GPU tier"));
-  }
-  if (config.device != "auto" && config.device != "host") {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--device ", config.device, ": this build has only the host device"));
+  if (config.gpu_bytes != 0 && config.gpu_bytes < kGpuBytesMin) {
+    return absl::InvalidArgumentError(absl::StrCat("--gpu-bytes ", FormatBytes(config.gpu_bytes),
+                                                   ": want 0 or at least ",
+                                                   FormatBytes(kGpuBytesMin)));
   }
   if (config.cluster != "none") {
     return absl::FailedPreconditionError(absl::StrCat(

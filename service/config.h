@@ -17,6 +17,7 @@
 namespace kvmill {
 
 inline constexpr std::uint64_t kHostBytesMin = std::uint64_t{64} << 20;
+inline constexpr std::uint64_t kGpuBytesMin = std::uint64_t{64} << 20;  // Unless it is 0.
 
 inline constexpr absl::Duration kDrainTimeoutMax = absl::Hours(1);
 
@@ -60,8 +61,8 @@ absl::Status ApplyYamlFile(const std::string& path, Config* config);
 // The whole configuration as YAML that ApplyYamlFile reads back to the same.
 std::string ToYaml(const Config& config);
 
-// What needs several options, or this build, to decide: a TCP listener without --insecure, GPU
-// memory on a host build, a cluster. FAILED_PRECONDITION or INVALID_ARGUMENT with value and remedy.
+// What needs several options, or this build, to decide: a TCP listener without --insecure, a
+// cluster. FAILED_PRECONDITION or INVALID_ARGUMENT with value and remedy.
 absl::Status CheckConfig(const Config& config);
 
 }  // namespace kvmill

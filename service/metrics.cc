@@ -75,6 +75,10 @@ void ForEachTier(const StoreStats& stats, Visit visit) {
   }
 }
 
+bool HasGpu(const Source& s) {
+  return s.stats.tiers[static_cast<std::size_t>(Tier::kGpu)].capacity_bytes > 0;
+}
+
 template <typename Member>
 void PerTier(const Source& s, MetricFamily* out, Member member) {
   ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
@@ -179,6 +183,24 @@ const Family kFamilies[] = {
          }
        });
      }},
+    {"moved_blocks_total", MetricType::Counter,
+     "Blocks that moved between GPU and host memory, by where from and where to.",
+     [](const Source& s, MetricFamily* out) {
+       if (!HasGpu(s)) return;
+       Add(out, s.stats.moved_blocks[static_cast<std::size_t>(Tier::kGpu)],
+           {{"from", "host"}, {"to", "gpu"}});
+       Add(out, s.stats.moved_blocks[static_cast<std::size_t>(Tier::kHost)],
+           {{"from", "gpu"}, {"to", "host"}});
+     }},
+    {"skipped_promotions_total", MetricType::Counter,
+     "Blocks that could not move to the GPU when it was their turn, and stayed in host memory.",
+     [](const Source& s, MetricFamily* out) {
+       if (HasGpu(s)) Add(out, s.stats.skipped_promotions);
+     }},
+    {"unpromoted_blocks", MetricType::Gauge, "Blocks that wait to move to the GPU.",
+     [](const Source& s, MetricFamily* out) {
+       if (HasGpu(s)) Add(out, s.stats.unpromoted_blocks);
+     }},
     {"eviction_age_seconds", MetricType::Histogram, "Age of blocks when they left a tier.",
      [](const Source& s, MetricFamily* out) {
        ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
@@ -192,7 +214,8 @@ const Family kFamilies[] = {
            kStages = {{{Stage::kStoreQueue, {"store", "queue"}},
                        {Stage::kStoreEncode, {"store", "encode"}},
                        {Stage::kStoreDisk, {"store", "disk"}},
-                       {Stage::kFetchDisk, {"fetch", "disk"}}}};
+                       {Stage::kFetchDisk, {"fetch", "disk"}},
+                       {Stage::kFetchTransfer, {"fetch", "transfer"}}}};
        for (const auto& [stage, names] : kStages) {
          AddHistogram<kStageSecondsBounds.size()>(
              out, kStageSecondsBounds, s.stats.stage_seconds[static_cast<std::size_t>(stage)],

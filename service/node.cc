@@ -35,6 +35,7 @@
 #include "storage/core/clock.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
+#include "storage/device/device.h"
 #include "storage/page_pool.h"
 #include "storage/rocks_disk_store.h"
 #include "storage/tiered_store.h"
@@ -87,6 +88,7 @@ class Node::Impl {
   void Drain();
 
  private:
+  absl::Status OpenDevices();
   absl::Status OpenStore();
   absl::Status StartMainServer();
   absl::Status StartAdminServer();
@@ -102,6 +104,8 @@ class Node::Impl {
   // In the order of start; stopped in the reverse order by Drain.
   std::unique_ptr<UnixListener> listener_;
   std::unique_ptr<LocalDoor> door_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Device> stand_in_;  // For a GPU, where the device is the host: for tests.
   std::unique_ptr<TieredStore> store_;
   std::unique_ptr<WorkerPool> encode_pool_;
   std::unique_ptr<WorkerPool> io_pool_;
@@ -129,6 +133,7 @@ absl::Status Node::Impl::Start() {
   door_options.boot_id = boot_id;
   KVMILL_ASSIGN_OR_RETURN(door_, LocalDoor::Create(door_options, clock_));
   callers_ = std::make_unique<Callers>(peers_, *door_, geteuid());
+  KVMILL_RETURN_IF_ERROR(OpenDevices());
   KVMILL_RETURN_IF_ERROR(OpenStore());
   std::uint32_t threads = config_.encode_threads;
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
@@ -137,7 +142,7 @@ absl::Status Node::Impl::Start() {
   context_.reset(new ServiceContext{*store_, *encode_pool_, *io_pool_, clock_, *callers_});
   context_->boot_id = boot_id;
   context_->boot_id_hex = absl::BytesToHexString(boot_id);
-  context_->device = "host";
+  context_->device = device_->info().name;
   context_->data_dir = config_.data_dir;
   context_->encode_threads = threads;
   context_->start_nanos = clock_.MonotonicNanos();
@@ -162,6 +167,33 @@ absl::Status Node::Impl::Start() {
   return absl::OkStatus();
 }
 
+absl::Status Node::Impl::OpenDevices() {
+  absl::StatusOr<std::unique_ptr<Device>> opened = OpenDevice(config_.device);
+  if (!opened.ok()) {
+    return absl::Status(opened.status().code(),
+                        absl::StrCat("--device ", config_.device, ": ", opened.status().message()));
+  }
+  device_ = *std::move(opened);
+  const DeviceInfo& info = device_->info();
+  LogInfo(absl::StrCat("device ", info.name, ": ", info.description));
+  if (config_.gpu_bytes == 0) return absl::OkStatus();
+  if (info.kind == DeviceKind::kHost) {
+    if (config_.device == "auto") {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--gpu-bytes ", FormatBytes(config_.gpu_bytes),
+                       ": no GPU answers; want 0, or --device host to try the tiers without one"));
+    }
+    LogWarning(absl::StrCat("--device host with --gpu-bytes ", FormatBytes(config_.gpu_bytes),
+                            ": host memory stands in for a GPU's; this is for tests of the tiers"));
+    stand_in_ = MakeHostDevice();
+  } else if (config_.gpu_bytes > info.memory_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("--gpu-bytes ", FormatBytes(config_.gpu_bytes),
+                                                     ": device ", info.name, " has ",
+                                                     FormatBytes(info.memory_bytes)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Node::Impl::OpenStore() {
   std::unique_ptr<DiskStore> disk;
   if (config_.data_dir.empty()) {
@@ -177,12 +209,18 @@ absl::Status Node::Impl::OpenStore() {
   // Blocks of small models are 64 KiB; the index takes memory for those that are there only.
   constexpr std::uint64_t kSmallBlockBytes = 64 << 10;
   const std::uint64_t disk_bytes = config_.data_dir.empty() ? 0 : config_.disk_bytes;
-  options.blocks_max = static_cast<std::uint32_t>(
-      std::clamp<std::uint64_t>((config_.host_bytes + disk_bytes) / kSmallBlockBytes,
-                                options.blocks_max, std::uint64_t{1} << 26));
-  // Each tenant needs an arena of its own: a small host tier has several small ones.
+  options.blocks_max = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
+      (config_.gpu_bytes + config_.host_bytes + disk_bytes) / kSmallBlockBytes, options.blocks_max,
+      std::uint64_t{1} << 26));
+  // Each tenant needs an arena of its own: a small tier has several small ones.
   options.arena_bytes = std::clamp(config_.host_bytes / 4 / kExtentBytes * kExtentBytes,
                                    kHostBytesMin, options.arena_bytes);
+  if (config_.gpu_bytes > 0) {
+    options.gpu = stand_in_ != nullptr ? stand_in_.get() : device_.get();
+    options.gpu_bytes = config_.gpu_bytes;
+    options.gpu_arena_bytes = std::clamp(config_.gpu_bytes / 4 / kExtentBytes * kExtentBytes,
+                                         kGpuBytesMin, options.gpu_arena_bytes);
+  }
   options.eviction_policy = config_.eviction_policy;
   options.prefault_progress = [](std::uint64_t done, std::uint64_t total) {
     LogInfo(absl::StrCat("host memory: ", done >> 20, " of ", total >> 20, " MiB touched"));
@@ -314,6 +352,8 @@ void Node::Impl::StopStore() {
         // gRPC would read freed pages: the store stays until the process ends. It is flushed.
         LogWarning("drain: a reader still holds pages; the store is left to the process exit");
         static_cast<void>(store_.release());
+        static_cast<void>(device_.release());
+        static_cast<void>(stand_in_.release());
         return;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

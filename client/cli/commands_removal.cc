@@ -32,8 +32,9 @@ constexpr const char* kFlushHelp =
     "the daemon and of the machine. 'blocks' counts those that were not durable before.\n";
 constexpr const char* kEvictHelp =
     "Moves blocks out of host memory until --bytes are free (default: everything that can leave).\n"
-    "With a disk tier they stay there and are found again; without one they are gone. An admin\n"
-    "command: on the daemon's --admin address, or on its socket for its own user and root.\n"
+    "With a disk tier they stay there and are found again; without one they are gone. Of the gpu\n"
+    "tier they go to host memory. An admin command: on the daemon's --admin address, or on its\n"
+    "socket for its own user and root.\n"
     "\n"
     "Example:\n"
     "  kvmill evict --tier host --bytes 512MiB\n";
@@ -107,12 +108,14 @@ absl::Status Flush(const CommonFlags& common) {
 }
 
 absl::Status Evict(const CommonFlags& common, const EvictFlags& flags) {
-  if (flags.tier != "host") {
+  if (flags.tier != "gpu" && flags.tier != "host") {
     return UsageError(
-        absl::StrCat("--tier ", flags.tier, ": blocks leave by command from host only"));
+        absl::StrCat("--tier ", flags.tier, ": blocks leave by command from gpu or host only"));
   }
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
-  KVMILL_ASSIGN_OR_RETURN(const std::uint64_t blocks, client->Evict(Tier::kHost, flags.bytes));
+  KVMILL_ASSIGN_OR_RETURN(
+      const std::uint64_t blocks,
+      client->Evict(flags.tier == "gpu" ? Tier::kGpu : Tier::kHost, flags.bytes));
   PrintBlocks(common, blocks, "evicted");
   return absl::OkStatus();
 }
@@ -141,7 +144,7 @@ void AddRemovalCommands(CommandLine& line) {
   auto evict = std::make_shared<EvictFlags>();
   app = line.Add(line.root(), "evict", "Move blocks out of a tier", kEvictHelp,
                  [&line, evict] { return Evict(line.flags(), *evict); });
-  app->add_option("--tier", evict->tier, "host")
+  app->add_option("--tier", evict->tier, "gpu or host")
       ->required()
       ->check(CLI::IsMember({"gpu", "host", "disk", "peer"}));
   AddBytes(*app, "--bytes", evict->bytes, "How much to free (default: all)");

@@ -164,8 +164,8 @@ TEST_F(ProcessTest, WhatCannotStartSaysWhyInOneLineAndExitsOne) {
   } cases[] = {
       {{"--listen", "127.0.0.1:0"}, "--insecure"},
       {{"--admin", "127.0.0.1:0"}, "--insecure"},
-      {{"--gpu-bytes", "1GiB"}, "must be 0"},
-      {{"--device", "cuda:0"}, "only the host device"},
+      {{"--gpu-bytes", "1MiB"}, "--gpu-bytes 1MiB: want 0 or at least 64MiB"},
+      {{"--device", "cuda:99"}, "--device cuda:99: "},
       {{"--cluster", "etcd://127.0.0.1:2379"}, "must be none"},
       {{"--ucx", "127.0.0.1"}, "no UCX"},
       {{"--config", directory_ / "absent.yaml"}, "cannot be read"},

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <httplib.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <map>
 #include <set>
@@ -166,6 +167,34 @@ TEST_F(MetricsTest, CountersSayWhatTheWorkloadDid) {
   EXPECT_EQ(restarted("lookup_blocks_total"), 0);
   EXPECT_EQ(restarted("tier_blocks{tier=\"disk\"}"), 3);
   EXPECT_EQ(restarted("tier_blocks{tier=\"host\"}"), 0);
+}
+
+TEST_F(MetricsTest, AGpuTierHasItsOwn) {
+  Start({"--metrics", "127.0.0.1:0", "--device", "host", "--gpu-bytes", "64MiB"});
+  const ClientNamespace ns = Open("n", SmallSpec());
+  Sequence sequence(SmallSpec(), 64 * 3, 1);
+  ASSERT_EQ(Put(ns, "s", sequence).blocks_stored, 3u);
+  for (int i = 0; i < 3000 && Metrics()("moved_blocks_total{from=\"host\",to=\"gpu\"}") < 3; ++i) {
+    usleep(10'000);
+  }
+  PageCollector pages;
+  ASSERT_TRUE(client_->Fetch(ns, KeysOf("s", 2), pages).ok());
+  ASSERT_TRUE(client_->Lookup(ns, KeysOf("s", 3), false).ok());
+  ASSERT_EQ(*client_->Evict(Tier::kGpu, 1), 1u);
+  const Scrape m = Metrics();
+  EXPECT_EQ(m("tier_blocks{tier=\"gpu\"}"), 2);
+  EXPECT_EQ(m("tier_blocks{tier=\"host\"}"), 1);
+  EXPECT_EQ(m("tier_capacity_bytes{tier=\"gpu\"}"), 62 << 20);
+  EXPECT_GT(m("tier_used_bytes{tier=\"gpu\"}"), 0);
+  EXPECT_EQ(m("hit_blocks_total{tier=\"gpu\"}"), 3);
+  EXPECT_EQ(m("fetched_blocks_total{path=\"inline\",tier=\"gpu\",result=\"hit\"}"), 2);
+  EXPECT_EQ(m("moved_blocks_total{from=\"gpu\",to=\"host\"}"), 1);
+  EXPECT_EQ(m("evicted_blocks_total{tier=\"gpu\",reason=\"admin\"}"), 1);
+  EXPECT_EQ(m("eviction_age_seconds_count{tier=\"gpu\"}"), 1);
+  EXPECT_EQ(m("checksum_failures_total{tier=\"gpu\"}"), 0);
+  EXPECT_EQ(m("skipped_promotions_total"), 0);
+  EXPECT_EQ(m("unpromoted_blocks"), 0);
+  EXPECT_EQ(m("stage_duration_seconds_count{op=\"fetch\",stage=\"transfer\"}"), 3);
 }
 
 TEST_F(MetricsTest, ProbesFollowTheDrain) {

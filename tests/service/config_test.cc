@@ -193,8 +193,9 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
   EXPECT_THAT(check({{"listen", "0.0.0.0:7171"}}), HasSubstr("--listen 0.0.0.0:7171: "));
   EXPECT_THAT(check({{"listen", "0.0.0.0:7171"}}), HasSubstr("needs --insecure"));
   EXPECT_THAT(check({{"admin", "h:1"}}), HasSubstr("--admin h:1: "));
-  EXPECT_THAT(check({{"gpu-bytes", "2GiB"}}), HasSubstr("--gpu-bytes 2GiB: must be 0"));
-  EXPECT_THAT(check({{"device", "cuda:1"}}), HasSubstr("--device cuda:1: "));
+  EXPECT_EQ(check({{"gpu-bytes", "64MiB"}, {"device", "cuda:1"}}), "");
+  EXPECT_THAT(check({{"gpu-bytes", "1MiB"}}),
+              HasSubstr("--gpu-bytes 1MiB: want 0 or at least 64MiB"));
   EXPECT_THAT(check({{"cluster", "etcd://h:1"}}), HasSubstr("--cluster etcd://h:1: must be none"));
   EXPECT_THAT(check({{"ucx", "h"}}), HasSubstr("--ucx h: "));
   EXPECT_THAT(check({{"socket", std::string(200, 's')}}), HasSubstr("200 bytes, want 1 to 102"));
