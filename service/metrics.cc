@@ -75,10 +75,6 @@ void ForEachTier(const StoreStats& stats, Visit visit) {
   }
 }
 
-bool HasGpu(const Source& s) {
-  return s.stats.tiers[static_cast<std::size_t>(Tier::kGpu)].capacity_bytes > 0;
-}
-
 template <typename Member>
 void PerTier(const Source& s, MetricFamily* out, Member member) {
   ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
@@ -186,7 +182,6 @@ const Family kFamilies[] = {
     {"moved_blocks_total", MetricType::Counter,
      "Blocks that moved between GPU and host memory, by where from and where to.",
      [](const Source& s, MetricFamily* out) {
-       if (!HasGpu(s)) return;
        Add(out, s.stats.moved_blocks[static_cast<std::size_t>(Tier::kGpu)],
            {{"from", "host"}, {"to", "gpu"}});
        Add(out, s.stats.moved_blocks[static_cast<std::size_t>(Tier::kHost)],
@@ -194,13 +189,9 @@ const Family kFamilies[] = {
      }},
     {"skipped_promotions_total", MetricType::Counter,
      "Blocks that could not move to the GPU when it was their turn, and stayed in host memory.",
-     [](const Source& s, MetricFamily* out) {
-       if (HasGpu(s)) Add(out, s.stats.skipped_promotions);
-     }},
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.skipped_promotions); }},
     {"unpromoted_blocks", MetricType::Gauge, "Blocks that wait to move to the GPU.",
-     [](const Source& s, MetricFamily* out) {
-       if (HasGpu(s)) Add(out, s.stats.unpromoted_blocks);
-     }},
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.unpromoted_blocks); }},
     {"eviction_age_seconds", MetricType::Histogram, "Age of blocks when they left a tier.",
      [](const Source& s, MetricFamily* out) {
        ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
