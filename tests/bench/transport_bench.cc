@@ -1,6 +1,8 @@
 // Two processes on loopback and the transport between them, against ucx_perftest in the same run.
 //
-//   transport_bench [--rounds R] [--tls LIST] [--settings NAME=VALUE,...] [--no-perftest]
+//   transport_bench [--rounds R] [--tls LIST] [--settings NAME=VALUE,...] [--segment BYTES] [--only
+//   put|get]
+//   [--no-perftest]
 //
 // Each round measures, one after the other: ucx_perftest (active messages, error handling on) and
 // our copies of the same size, plaintext and encrypted; and gets of 64 and 256 KiB. Prints the
@@ -45,8 +47,10 @@ double Seconds(Clock::time_point begin) {
 struct Settings {
   int rounds = 5;
   bool perftest = true;
+  std::string only;  // "put" or "get": nothing else.
   UcxOptions ucx;
   std::string text;  // Of ucx.settings.
+  std::uint32_t segment_bytes = TransportLimits{}.segment_bytes_max;
 };
 
 // Serves `get` (its payload is the answer) and takes whatever is put.
@@ -77,6 +81,7 @@ class Server final : public TransportHandler {
   TransportOptions options;
   options.self = {NodeIdentity::IdOf("server"), 1};
   options.plaintext = plaintext;
+  options.limits.segment_bytes_max = settings.segment_bytes;
   options.handler = &server;
   UcxOptions ucx = settings.ucx;
   ucx.listen = {"127.0.0.1:0"};
@@ -119,7 +124,8 @@ class Bench {
       dup2(to[0], 0);
       dup2(from[1], 1);
       execl("/proc/self/exe", "transport_bench", plaintext ? "--serve-plaintext" : "--serve",
-            "--tls", settings.ucx.tls.c_str(), "--settings", settings.text.c_str(), nullptr);
+            "--tls", settings.ucx.tls.c_str(), "--settings", settings.text.c_str(), "--segment",
+            std::to_string(settings.segment_bytes).c_str(), nullptr);
       _exit(127);
     }
     close(from[1]);
@@ -137,6 +143,7 @@ class Bench {
     TransportOptions options;
     options.self = {NodeIdentity::IdOf("client"), 2};
     options.plaintext = plaintext;
+    options.limits.segment_bytes_max = settings.segment_bytes;
     auto made = MakeUcxTransport(options, settings.ucx);
     if (!made.ok()) {
       std::fprintf(stderr, "%s\n", made.status().ToString().c_str());
@@ -313,6 +320,7 @@ int Main(const Settings& settings) {
   std::string transport;
   for (int round = 0; round < settings.rounds; ++round) {
     for (Size& size : sizes) {
+      if (settings.only == "get") break;
       const double theirs = settings.perftest ? Perftest(settings, size.bytes, size.count) : 0;
       if (theirs > 0) size.perftest.Add(theirs / 1e9);
       for (const bool plaintext : {true, false}) {
@@ -328,6 +336,7 @@ int Main(const Settings& settings) {
       }
     }
     for (Get& get : gets) {
+      if (settings.only == "put") break;
       Bench bench(settings, get.plaintext);
       bench.Run(true, get.bytes, 200, 1, nullptr);
       std::vector<double> latencies;
@@ -343,6 +352,7 @@ int Main(const Settings& settings) {
   }
   std::printf("transport %s, %d rounds: median (range)\n", transport.c_str(), settings.rounds);
   for (Size& size : sizes) {
+    if (size.put.values.empty()) break;
     std::printf("put %5zu KiB  plaintext %s GB/s, CPU %s ns/B  encrypted %s GB/s, CPU %s ns/B",
                 size.bytes >> 10, size.put.Text("%.2f").c_str(), size.cpu.Text("%.2f").c_str(),
                 size.sealed_put.Text("%.2f").c_str(), size.sealed_cpu.Text("%.2f").c_str());
@@ -353,6 +363,7 @@ int Main(const Settings& settings) {
     std::printf("\n");
   }
   for (Get& get : gets) {
+    if (get.rate1.values.empty()) break;
     std::printf(
         "get %5zu KiB  %s  p50 %s us, p99 %s us, one at a time %s GB/s, 8 at once %s GB/s\n",
         get.bytes >> 10, get.plaintext ? "plaintext" : "encrypted", get.p50_us.Text("%.0f").c_str(),
@@ -383,6 +394,10 @@ int main(int argc, char** argv) {
     ++i;
     if (argument == "--rounds") {
       settings.rounds = std::max(1, std::atoi(value.c_str()));
+    } else if (argument == "--segment") {
+      settings.segment_bytes = static_cast<std::uint32_t>(std::atoi(value.c_str()));
+    } else if (argument == "--only") {
+      settings.only = value;
     } else if (argument == "--tls") {
       settings.ucx.tls = value;
     } else if (argument == "--settings") {
