@@ -322,9 +322,9 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptio
   // messages carry the same bytes as fast.
   KVMILL_RETURN_IF_ERROR(config.Set("PUT_ENABLE", "n"));
   // A pushed segment with its header is one message of TCP, not several that UCX puts together in a
-  // buffer of its own; and one read takes what has arrived, not an eighth of it.
-  KVMILL_RETURN_IF_ERROR(config.Set("TX_SEG_SIZE", "80k"));
-  KVMILL_RETURN_IF_ERROR(config.Set("RX_SEG_SIZE", "512k"));
+  // buffer of its own; and one read takes what has arrived.
+  KVMILL_RETURN_IF_ERROR(config.Set("TX_SEG_SIZE", "256k"));
+  KVMILL_RETURN_IF_ERROR(config.Set("RX_SEG_SIZE", "1m"));
   for (const auto& [name, value] : ucx.settings) KVMILL_RETURN_IF_ERROR(config.Set(name, value));
   KVMILL_ASSIGN_OR_RETURN(UcxContext context, UcxContext::Make(config));
   KVMILL_ASSIGN_OR_RETURN(UcxWorker worker, UcxWorker::Make(context));

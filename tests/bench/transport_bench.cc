@@ -189,8 +189,9 @@ class Bench {
       }
       Call call;
       call.timeout_nanos = 30'000'000'000;
+      // Puts read one buffer, as ucx_perftest does; answers need places of their own.
       const absl::Span<std::byte> place =
-          absl::MakeSpan(data_).subspan(static_cast<std::size_t>(slot) * bytes, bytes);
+          absl::MakeSpan(data_).subspan(get ? static_cast<std::size_t>(slot) * bytes : 0, bytes);
       if (get) {
         call.header.resize(sizeof(std::uint64_t));
         const std::uint64_t wanted = bytes;
@@ -350,6 +351,7 @@ int Main(const Settings& settings) {
       get.rate8.Add(2 * static_cast<double>(get.bytes) * count / seconds / 1e9);
     }
   }
+  if (transport.empty()) transport = settings.ucx.tls;
   std::printf("transport %s, %d rounds: median (range)\n", transport.c_str(), settings.rounds);
   for (Size& size : sizes) {
     if (size.put.values.empty()) break;
