@@ -62,7 +62,7 @@ struct ConnectionSettings {
 };
 
 // The public methods of Connection: any thread. Everything else: the loop.
-class ConnectionCore final : public Connection,
+class ConnectionCore final : public PeerConnection,
                              public WireEvents,
                              public std::enable_shared_from_this<ConnectionCore> {
  public:

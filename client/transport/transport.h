@@ -158,9 +158,9 @@ struct ConnectionInfo {
 
 // Lives until Close, until it breaks, or until the transport's end; letting go of the pointer does
 // not close it.
-class Connection {
+class PeerConnection {
  public:
-  virtual ~Connection() = default;
+  virtual ~PeerConnection() = default;
 
   virtual const ConnectionInfo& info() const = 0;
   // Starts a call; `call.done` will run, whatever is wrong with it.
@@ -171,7 +171,7 @@ class Connection {
   virtual void Close() = 0;
 };
 // Shared by its owner, by threads that start calls, and by the transport until it is closed.
-using ConnectionPtr = std::shared_ptr<Connection>;
+using ConnectionPtr = std::shared_ptr<PeerConnection>;
 
 // What a process does with what its peers want. Called on the transport's thread.
 class TransportHandler {
