@@ -1,9 +1,8 @@
 // A fixed number of threads that run posted tasks, first in first out.
 //
-// The queue has no limit of its own: whoever posts bounds what it has in flight (StoreCall by bytes
-// and streams, FetchCall by streams). Thread-safe.
-#ifndef KVMILL_SERVICE_WORKER_POOL_H_
-#define KVMILL_SERVICE_WORKER_POOL_H_
+// The queue has no limit of its own: whoever posts bounds what it has in flight. Thread-safe.
+#ifndef KVMILL_STORAGE_CORE_WORKER_POOL_H_
+#define KVMILL_STORAGE_CORE_WORKER_POOL_H_
 
 #include <cstddef>
 #include <deque>
@@ -39,4 +38,4 @@ class WorkerPool {
 
 }  // namespace kvmill
 
-#endif  // KVMILL_SERVICE_WORKER_POOL_H_
+#endif  // KVMILL_STORAGE_CORE_WORKER_POOL_H_

@@ -1,4 +1,4 @@
-#include "service/worker_pool.h"
+#include "storage/core/worker_pool.h"
 
 #include <pthread.h>
 
