@@ -1,5 +1,6 @@
 #include "service/config.h"
 
+#include <arpa/inet.h>
 #include <sys/un.h>
 #include <yaml-cpp/yaml.h>
 
@@ -58,6 +59,18 @@ Option Bytes(const char* name, const char* help, std::uint64_t Config::*member) 
           [member](const Config& c) { return FormatBytes(c.*member); }};
 }
 
+Option Switch(const char* name, const char* help, bool Config::*member) {
+  return {{name, "", help},
+          [member](absl::string_view value, Config* c) -> absl::Status {
+            if (value != "true" && value != "false") {
+              return absl::InvalidArgumentError("want true or false");
+            }
+            c->*member = value == "true";
+            return absl::OkStatus();
+          },
+          [member](const Config& c) -> std::string { return c.*member ? "true" : "false"; }};
+}
+
 Option OneOf(const char* name, const char* help, std::vector<std::string> allowed,
              std::string Config::*member) {
   std::string value_name;
@@ -95,16 +108,17 @@ const std::vector<Option>& Options() {
       Address("admin", "TCP address of the Admin service.", &Config::admin),
       Address("metrics", "Address of /metrics, /healthz and /readyz (plain HTTP).",
               &Config::metrics),
-      Text("ucx", "HOST", "Address of the UCX data plane (not in this version).", &Config::ucx),
-      {{"insecure", "", "Allow TCP listeners without TLS."},
+      {{"ucx", "HOST", "Address of the UCX data plane: HOST, HOST:PORT or [IPv6]:PORT, numeric."},
        [](absl::string_view value, Config* c) -> absl::Status {
-         if (value != "true" && value != "false") {
-           return absl::InvalidArgumentError("want true or false");
-         }
-         c->insecure = value == "true";
+         if (!value.empty()) KVMILL_RETURN_IF_ERROR(ParseUcxAddress(value).status());
+         c->ucx = std::string(value);
          return absl::OkStatus();
        },
-       [](const Config& c) -> std::string { return c.insecure ? "true" : "false"; }},
+       [](const Config& c) { return c.ucx; }},
+      Switch("data-plane-plaintext",
+             "Do not encrypt the data plane: the network is trusted. Clients must say so too.",
+             &Config::data_plane_plaintext),
+      Switch("insecure", "Allow TCP listeners without TLS.", &Config::insecure),
       Text("data-dir", "DIR", "Directory of the disk tier; none: no disk tier.", &Config::data_dir),
       Bytes("host-bytes", "Host memory for blocks.", &Config::host_bytes),
       Bytes("gpu-bytes", "GPU memory for blocks; 0: no GPU tier.", &Config::gpu_bytes),
@@ -273,11 +287,27 @@ absl::Status CheckConfig(const Config& config) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--cluster ", config.cluster, ": must be none, this version runs single nodes"));
   }
-  if (!config.ucx.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--ucx ", config.ucx, ": this version has no UCX data plane"));
-  }
   return absl::OkStatus();
+}
+
+absl::StatusOr<HostPort> ParseUcxAddress(absl::string_view text) {
+  HostPort address;
+  const bool bare_ipv6 = text.find(':') != text.rfind(':') && text.substr(0, 1) != "[";
+  if (bare_ipv6 || text.find(':') == text.npos) {
+    address.host = std::string(text);
+  } else if (text.substr(0, 1) == "[" && text.substr(text.size() - 1) == "]") {
+    address.host = std::string(text.substr(1, text.size() - 2));
+  } else {
+    KVMILL_ASSIGN_OR_RETURN(address, ParseHostPort(text));
+  }
+  in6_addr ipv6;
+  in_addr ipv4;
+  if (address.host.empty() || (inet_pton(AF_INET, address.host.c_str(), &ipv4) != 1 &&
+                               inet_pton(AF_INET6, address.host.c_str(), &ipv6) != 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("want a numeric address with or without a port, not \"", text, "\""));
+  }
+  return address;
 }
 
 }  // namespace kvmill

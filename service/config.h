@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "client/server_address.h"
 
 namespace kvmill {
 
@@ -26,7 +27,8 @@ struct Config {
   std::string listen;   // HOST:PORT; empty: no TCP listener.
   std::string admin;    // HOST:PORT; empty: Admin only on the socket.
   std::string metrics;  // HOST:PORT; empty: no HTTP.
-  std::string ucx;      // HOST; empty: no data plane.
+  std::string ucx;      // HOST or HOST:PORT; empty: no data plane.
+  bool data_plane_plaintext = false;
   bool insecure = false;
   std::string data_dir;  // Empty: no disk tier.
   std::uint64_t host_bytes = std::uint64_t{4} << 30;
@@ -64,6 +66,9 @@ std::string ToYaml(const Config& config);
 // What needs several options, or this build, to decide: a TCP listener without --insecure, a
 // cluster. FAILED_PRECONDITION or INVALID_ARGUMENT with value and remedy.
 absl::Status CheckConfig(const Config& config);
+
+// Config::ucx as an address: port 0 where it has none. INVALID_ARGUMENT.
+absl::StatusOr<HostPort> ParseUcxAddress(absl::string_view text);
 
 }  // namespace kvmill
 

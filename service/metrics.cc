@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "service/data_plane.h"
 #include "storage/store_stats.h"
 
 namespace kvmill {
@@ -23,6 +24,7 @@ using Label = ClientMetric::Label;
 struct Source {
   const ServiceContext& context;
   const StoreStats& stats;
+  const DataPlane::Stats& data;
   double start_unix_seconds;
 };
 
@@ -145,6 +147,10 @@ const Family kFamilies[] = {
            {{"direction", "in"}, {"path", "inline"}, {"transport", "grpc"}});
        Add(out, s.context.counters.inline_bytes_out.load(std::memory_order_relaxed),
            {{"direction", "out"}, {"path", "inline"}, {"transport", "grpc"}});
+       for (const auto& [transport, bytes] : s.data.bytes) {
+         Add(out, bytes.first, {{"direction", "in"}, {"path", "ucx"}, {"transport", transport}});
+         Add(out, bytes.second, {{"direction", "out"}, {"path", "ucx"}, {"transport", transport}});
+       }
      }},
     {"raw_bytes_ingested_total", MetricType::Counter,
      "16-bit bytes of the stored blocks, by format.",
@@ -212,7 +218,17 @@ const Family kFamilies[] = {
              out, kStageSecondsBounds, s.stats.stage_seconds[static_cast<std::size_t>(stage)],
              {{"op", names.first}, {"stage", names.second}});
        }
+       AddHistogram<kStageSecondsBounds.size()>(out, kStageSecondsBounds, s.data.store_seconds,
+                                                {{"op", "store"}, {"stage", "transfer"}});
+       AddHistogram<kStageSecondsBounds.size()>(out, kStageSecondsBounds, s.data.fetch_seconds,
+                                                {{"op", "fetch"}, {"stage", "transfer"}});
      }},
+    {"data_connections", MetricType::Gauge, "Connections of the UCX data plane.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.data.connections); }},
+    {"data_calls", MetricType::Gauge, "Calls that run on the UCX data plane.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.data.calls); }},
+    {"staging_bytes", MetricType::Gauge, "Memory that holds received chunks of stores.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.data.staging_bytes); }},
     {"leases", MetricType::Gauge, "Holds on blocks by readers.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.references); }},
     {"leased_bytes", MetricType::Gauge, "Bytes of the blocks that readers hold.",
@@ -232,7 +248,9 @@ const Family kFamilies[] = {
 
 std::vector<MetricFamily> Metrics::Collect() const {
   const StoreStats stats = context_.store.stats();
-  const Source source{context_, stats, start_unix_seconds_};
+  DataPlane::Stats data;
+  if (context_.data_plane != nullptr) data = context_.data_plane->stats();
+  const Source source{context_, stats, data, start_unix_seconds_};
   std::vector<MetricFamily> families;
   for (const Family& family : kFamilies) {
     MetricFamily out;

@@ -6,11 +6,13 @@
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
+#include <limits.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
@@ -21,9 +23,12 @@
 #include "client/convert.h"
 #include "client/door_protocol.h"
 #include "client/server_address.h"
+#include "client/transport/ucx_transport.h"
 #include "client/units.h"
 #include "service/admin_service.h"
 #include "service/cache_service.h"
+#include "service/data_plane.h"
+#include "service/data_service.h"
 #include "service/engine_service.h"
 #include "service/http_server.h"
 #include "service/local_door.h"
@@ -31,10 +36,10 @@
 #include "service/metrics.h"
 #include "service/service_context.h"
 #include "service/unix_listener.h"
-#include "service/worker_pool.h"
 #include "storage/core/clock.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
+#include "storage/core/worker_pool.h"
 #include "storage/device/device.h"
 #include "storage/page_pool.h"
 #include "storage/rocks_disk_store.h"
@@ -90,6 +95,7 @@ class Node::Impl {
  private:
   absl::Status OpenDevices();
   absl::Status OpenStore();
+  absl::Status StartDataPlane();
   absl::Status StartMainServer();
   absl::Status StartAdminServer();
   absl::Status StartHttp();
@@ -114,6 +120,8 @@ class Node::Impl {
   std::unique_ptr<Callers> callers_;
   std::unique_ptr<CacheService> cache_;
   std::unique_ptr<EngineService> engine_;
+  std::unique_ptr<DataPlane> data_plane_;  // Null without --ucx.
+  std::unique_ptr<DataService> data_;
   std::unique_ptr<AdminService> local_admin_;
   std::unique_ptr<AdminService> remote_admin_;
   std::unique_ptr<grpc::Server> main_server_;
@@ -150,12 +158,15 @@ absl::Status Node::Impl::Start() {
   engine_ = std::make_unique<EngineService>(*context_);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  KVMILL_RETURN_IF_ERROR(StartDataPlane());
   KVMILL_RETURN_IF_ERROR(StartMainServer());
   KVMILL_RETURN_IF_ERROR(StartAdminServer());
   KVMILL_RETURN_IF_ERROR(StartHttp());
   LocalDoor::Handlers door_handlers;
   door_handlers.entered = [](DoorClientId) {};
-  door_handlers.left = [](DoorClientId) {};
+  door_handlers.left = [this](DoorClientId client) {
+    if (data_plane_ != nullptr) data_plane_->CallerLeft(client);
+  };
   door_handlers.arena = [](DoorClientId, const DoorArenaRequest&) {
     return absl::NotFoundError("no lease in this arena");
   };
@@ -229,6 +240,38 @@ absl::Status Node::Impl::OpenStore() {
   return absl::OkStatus();
 }
 
+absl::Status Node::Impl::StartDataPlane() {
+  if (!config_.ucx.empty()) {
+    KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseUcxAddress(config_.ucx));
+    UcxOptions ucx;
+    ucx.listen = {address.ToString()};
+    ucx.family = address.is_ipv6() ? AddressFamily::kIpv6 : AddressFamily::kIpv4;
+    DataPlane::Options options;
+    options.plaintext = config_.data_plane_plaintext;
+    // The socket's path keeps daemons of one host apart.
+    std::string host(HOST_NAME_MAX + 1, '\0');
+    static_cast<void>(gethostname(host.data(), host.size() - 1));
+    options.self.id = NodeIdentity::IdOf(
+        config_.node_id.empty() ? absl::StrCat(host.c_str(), config_.socket) : config_.node_id);
+    std::memcpy(&options.self.incarnation, context_->boot_id.data(),
+                sizeof(options.self.incarnation));
+    absl::StatusOr<std::unique_ptr<DataPlane>> plane = DataPlane::Start(
+        *context_, options,
+        [&ucx](const TransportOptions& transport) { return MakeUcxTransport(transport, ucx); });
+    if (!plane.ok()) {
+      return absl::Status(plane.status().code(),
+                          absl::StrCat("--ucx ", config_.ucx, ": ", plane.status().message()));
+    }
+    data_plane_ = *std::move(plane);
+    context_->data_plane = data_plane_.get();
+    if (config_.data_plane_plaintext) {
+      LogWarning("--data-plane-plaintext: blocks travel unencrypted between hosts");
+    }
+  }
+  data_ = std::make_unique<DataService>(*context_, data_plane_.get());
+  return absl::OkStatus();
+}
+
 absl::Status Node::Impl::StartMainServer() {
   local_admin_ = std::make_unique<AdminService>(*context_, AdminGate(peers_, geteuid()),
                                                 [this] { StartDraining(); });
@@ -236,6 +279,7 @@ absl::Status Node::Impl::StartMainServer() {
   SetCommonArguments(builder);
   builder.RegisterService(cache_.get());
   builder.RegisterService(engine_.get());
+  builder.RegisterService(data_.get());
   builder.RegisterService(local_admin_.get());
   int port = -1;
   HostPort address;
@@ -298,6 +342,7 @@ std::string Node::Impl::ReadyLine() const {
       {"listen", text_or_null(listen_address_)},
       {"admin", text_or_null(admin_address_)},
       {"metrics", text_or_null(http_ == nullptr ? "" : http_->address().ToString())},
+      {"ucx", text_or_null(data_plane_ == nullptr ? "" : data_plane_->addresses().front())},
       {"data_dir", text_or_null(config_.data_dir)},
   };
   // Paths may be any bytes; JSON is UTF-8.
@@ -327,9 +372,16 @@ void Node::Impl::Drain() {
   main_server_.reset();
   admin_server_.reset();
   if (door_ != nullptr) door_->Stop();
+  if (data_plane_ != nullptr) {
+    data_plane_->Stop(std::chrono::steady_clock::now() +
+                      std::max(std::chrono::milliseconds(0),
+                               std::chrono::duration_cast<std::chrono::milliseconds>(
+                                   deadline - std::chrono::system_clock::now())));
+  }
   encode_pool_.reset();
   io_pool_.reset();
   http_.reset();
+  data_plane_.reset();
   StopStore();
   door_.reset();
   listener_.reset();

@@ -11,11 +11,13 @@
 #include "absl/status/statusor.h"
 #include "kvmill/v1/common.pb.h"
 #include "service/callers.h"
-#include "service/worker_pool.h"
 #include "storage/core/clock.h"
+#include "storage/core/worker_pool.h"
 #include "storage/tiered_store.h"
 
 namespace kvmill {
+
+class DataPlane;
 
 // Limits that the outside meets; refusals name the value and the limit.
 inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{4} << 20;
@@ -48,7 +50,8 @@ struct ServiceContext {
   std::string device{};
   std::string data_dir{};  // Empty: no disk tier.
   std::uint32_t encode_threads = 0;
-  std::int64_t start_nanos = 0;  // Of `clock`.
+  std::int64_t start_nanos = 0;           // Of `clock`.
+  const DataPlane* data_plane = nullptr;  // Null: none.
   ServiceCounters counters{};
   std::atomic<bool> draining{false};
 

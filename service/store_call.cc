@@ -1,24 +1,12 @@
 #include "service/store_call.h"
 
-#include <algorithm>
-#include <cstring>
-
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/status_grpc.h"
+#include "service/store_chunk.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
-namespace {
-
-// Bytes of one layer's contribution to a chunk.
-std::uint64_t LayerBytes(const TileFormat& format, const v1::StoreChunk& head) {
-  return head.kind() == v1::CHUNK_RECORDS
-             ? std::uint64_t{head.head_count()} * RecordBytes(format)
-             : std::uint64_t{head.head_count()} * RawBytes(format, head.token_count());
-}
-
-}  // namespace
 
 StoreCall* StoreCall::Start(ServiceContext& context, const absl::StatusOr<Caller>& caller) {
   auto call = std::make_shared<StoreCall>(context);
@@ -90,59 +78,6 @@ absl::Status StoreCall::HandleBegin() {
   return absl::OkStatus();
 }
 
-absl::Status StoreCall::CheckChunk(const Chunk& chunk) const {
-  const v1::StoreChunk& head = chunk.head;
-  const auto bad = [&](absl::string_view field, std::uint64_t value, std::uint64_t limit) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("block ", head.sequence(), ": ", field, " ", value, ", want at most ", limit));
-  };
-  const LayerGroup& group = namespace_.spec.groups[head.group()];
-  const std::uint64_t layer_end = std::uint64_t{head.layer_begin()} + head.layer_count();
-  const std::uint64_t head_end = std::uint64_t{head.head_begin()} + head.head_count();
-  if (layer_end > group.layers.size()) return bad("layer end", layer_end, group.layers.size());
-  if (head_end > group.kv_heads) return bad("head end", head_end, group.kv_heads);
-  if (head.layer_count() == 0 || head.head_count() == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("block ", head.sequence(), ": a chunk of no layers or no heads"));
-  }
-  if (head.kind() != v1::CHUNK_PAGES16 && head.kind() != v1::CHUNK_RECORDS) {
-    return bad("chunk kind", static_cast<std::uint64_t>(head.kind()), v1::CHUNK_RECORDS);
-  }
-  const std::uint64_t want =
-      head.layer_count() * LayerBytes(FormatOf(namespace_.spec, group), head);
-  if (chunk.bulk.bulk_bytes() != want) {
-    return absl::InvalidArgumentError(absl::StrCat("block ", head.sequence(), ": chunk of ",
-                                                   chunk.bulk.bulk_bytes(), " bytes, want ", want));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status StoreCall::IdentityOf(const v1::StoreChunk& head, BlockId* id,
-                                   BlockOrigin* origin) const {
-  const std::uint32_t block_tokens = namespace_.spec.block_tokens;
-  if (head.group() >= namespace_.spec.groups.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("block ", head.sequence(), ": layer group ",
-                                                   head.group(), ", want below ",
-                                                   namespace_.spec.groups.size()));
-  }
-  if (head.token_count() == 0 || head.token_count() > block_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat("block ", head.sequence(), ": token_count ",
-                                                   head.token_count(), ", want 1 to ",
-                                                   block_tokens));
-  }
-  KVMILL_ASSIGN_OR_RETURN(origin->parent, OptionalKeyFromBytes(head.parent()));
-  origin->token_count = head.token_count();
-  origin->block_index = head.block_index();
-  id->namespace_id = namespace_.id;
-  id->group = static_cast<std::uint8_t>(head.group());
-  if (head.token_count() < block_tokens) {
-    id->key = TailKey(origin->parent, head.token_count());
-  } else {
-    KVMILL_ASSIGN_OR_RETURN(id->key, BlockKey::FromBytes(head.key()));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status StoreCall::HandleChunk() {
   auto chunk = std::make_shared<Chunk>();
   KVMILL_RETURN_IF_ERROR(chunk->bulk.Parse(message_, kChunkField, &chunk->head));
@@ -150,8 +85,8 @@ absl::Status StoreCall::HandleChunk() {
   const BlockNumber number(chunk->head.sequence(), chunk->head.group());
   BlockId id;
   BlockOrigin origin;
-  absl::Status fits = IdentityOf(chunk->head, &id, &origin);
-  if (fits.ok()) fits = CheckChunk(*chunk);
+  absl::Status fits = IdentityOfChunk(namespace_, chunk->head, &id, &origin);
+  if (fits.ok()) fits = CheckChunk(namespace_, chunk->head, chunk->bulk.bulk_bytes());
 
   MutexLock lock(mu_);
   if (finished_) return absl::OkStatus();
@@ -253,59 +188,10 @@ void StoreCall::WriteChunk(BlockNumber number, const ChunkPtr& chunk) {
     Advance();
     return;
   }
-  const absl::StatusOr<WriteResult> result = Encode(*writer, *chunk);
+  const absl::StatusOr<WriteResult> result =
+      kvmill::WriteChunk(namespace_, chunk->head, chunk->bulk.pieces(), *writer);
   writer.reset();
   ChunkDone(number, *chunk, result);
-}
-
-absl::StatusOr<WriteResult> StoreCall::Encode(BlockWriter& writer, const Chunk& chunk) {
-  const v1::StoreChunk& head = chunk.head;
-  const TileFormat format = FormatOf(namespace_.spec, namespace_.spec.groups[head.group()]);
-  WriteResult total;
-  const auto add = [&total](const WriteResult& part) {
-    const std::uint32_t written = total.written_heads + part.written_heads;
-    const std::uint32_t existing = total.existing_heads + part.existing_heads;
-    if (part.sealed) total = part;
-    total.written_heads = written;
-    total.existing_heads = existing;
-  };
-  if (head.kind() == v1::CHUNK_RECORDS) {
-    const RowTable records(chunk.bulk.pieces(), RecordBytes(format),
-                           std::size_t{head.layer_count()} * head.head_count());
-    std::size_t index = 0;
-    for (std::uint32_t layer = 0; layer < head.layer_count(); ++layer) {
-      for (std::uint32_t h = 0; h < head.head_count(); ++h) {
-        KVMILL_ASSIGN_OR_RETURN(
-            const WriteResult part,
-            writer.WriteRecord(head.layer_begin() + layer, head.head_begin() + h,
-                               absl::MakeConstSpan(records.rows()[index++], RecordBytes(format))));
-        add(part);
-      }
-    }
-    return total;
-  }
-  // A row is all heads of one token; each row is a page of one token to the encoder.
-  const std::size_t head_bytes = std::size_t{2} * format.head_dim;
-  const std::size_t tokens = head.token_count();
-  const RowTable rows(chunk.bulk.pieces(), head_bytes * head.head_count(),
-                      2 * tokens * head.layer_count());
-  std::vector<HeadInput> inputs(head.head_count());
-  for (std::uint32_t layer = 0; layer < head.layer_count(); ++layer) {
-    for (std::size_t h = 0; h < inputs.size(); ++h) {
-      HeadPages pages;
-      pages.offset_bytes = h * head_bytes;
-      pages.page_tokens = 1;
-      pages.dtype = namespace_.spec.source_dtype;
-      pages.pages = rows.rows() + 2 * tokens * layer;
-      inputs[h].k = pages;
-      pages.pages += tokens;
-      inputs[h].v = pages;
-    }
-    KVMILL_ASSIGN_OR_RETURN(const WriteResult part, writer.WriteHeads(head.layer_begin() + layer,
-                                                                      head.head_begin(), inputs));
-    add(part);
-  }
-  return total;
 }
 
 void StoreCall::ChunkDone(BlockNumber number, const Chunk& chunk,
@@ -315,9 +201,7 @@ void StoreCall::ChunkDone(BlockNumber number, const Chunk& chunk,
     MutexLock lock(mu_);
     Block& block = blocks_.at(number);
     if (block.phase == Block::Phase::kOpen) {
-      const TileFormat format = FormatOf(namespace_.spec, namespace_.spec.groups[block.id.group]);
-      block.raw_bytes += std::uint64_t{chunk.head.layer_count()} * chunk.head.head_count() *
-                         RawBytes(format, chunk.head.token_count());
+      block.raw_bytes += RawBytesOfChunk(namespace_, chunk.head);
       if (!result.ok()) {
         const bool existing = absl::IsAlreadyExists(result.status());
         Close(number, block, existing ? v1::STORE_EXISTING : v1::STORE_FAILED,
@@ -386,10 +270,7 @@ void StoreCall::Close(BlockNumber number, Block& block, v1::StoreOutcome outcome
   ToProto(status, result->mutable_status());
   result->set_outcome(outcome);
   result->set_raw_bytes(block.raw_bytes);
-  result->set_stored_bytes(sealed.block_stored_bytes);
-  result->set_tile_bytes(sealed.block_tile_bytes);
-  result->set_tile_raw_bytes(sealed.block_tile_raw_bytes);
-  result->set_raw_heads(sealed.block_raw_heads);
+  FillSealed(sealed, result);
   if (!finished_) replies_.push_back(ToByteBuffer(reply));
 }
 

@@ -66,14 +66,10 @@ class StoreCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::B
 
   absl::Status HandleBegin();
   absl::Status HandleChunk();
-  // INVALID_ARGUMENT when the chunk does not fit the namespace or the block it belongs to.
-  absl::Status CheckChunk(const Chunk& chunk) const;
-  absl::Status IdentityOf(const v1::StoreChunk& head, BlockId* id, BlockOrigin* origin) const;
 
   // Tasks of the encode pool.
   void BeginBlock(BlockNumber number, const ChunkPtr& chunk);
   void WriteChunk(BlockNumber number, const ChunkPtr& chunk);
-  absl::StatusOr<WriteResult> Encode(BlockWriter& writer, const Chunk& chunk);
   void MakeDurable();  // Task of the I/O pool.
 
   void ChunkDone(BlockNumber number, const Chunk& chunk, const absl::StatusOr<WriteResult>& result);

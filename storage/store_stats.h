@@ -21,10 +21,10 @@ constexpr const char* EvictReasonName(EvictReason reason) {
 }
 
 // How a fetched block gets to its reader.
-enum class FetchPath : std::uint8_t { kInline = 0, kMap = 1 };
-inline constexpr std::size_t kFetchPathCount = 2;
+enum class FetchPath : std::uint8_t { kInline = 0, kMap = 1, kUcx = 2 };
+inline constexpr std::size_t kFetchPathCount = 3;
 constexpr const char* FetchPathName(FetchPath path) {
-  constexpr const char* kNames[kFetchPathCount] = {"inline", "map"};
+  constexpr const char* kNames[kFetchPathCount] = {"inline", "map", "ucx"};
   return kNames[static_cast<std::size_t>(path)];
 }
 

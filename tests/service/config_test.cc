@@ -197,8 +197,26 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
   EXPECT_THAT(check({{"gpu-bytes", "1MiB"}}),
               HasSubstr("--gpu-bytes 1MiB: want 0 or at least 64MiB"));
   EXPECT_THAT(check({{"cluster", "etcd://h:1"}}), HasSubstr("--cluster etcd://h:1: must be none"));
-  EXPECT_THAT(check({{"ucx", "h"}}), HasSubstr("--ucx h: "));
+  EXPECT_EQ(check({{"ucx", "10.0.0.1"}, {"data-plane-plaintext", "true"}}), "");
   EXPECT_THAT(check({{"socket", std::string(200, 's')}}), HasSubstr("200 bytes, want 1 to 102"));
+}
+
+TEST(ConfigTest, TheDataPlaneHasANumericAddressWithOrWithoutAPort) {
+  const auto address = [](const std::string& text) {
+    const auto parsed = ParseUcxAddress(text);
+    return parsed.ok() ? parsed->ToString() : std::string(parsed.status().message());
+  };
+  EXPECT_EQ(address("10.0.0.1"), "10.0.0.1:0");
+  EXPECT_EQ(address("10.0.0.1:7172"), "10.0.0.1:7172");
+  EXPECT_EQ(address("fd00::1"), "[fd00::1]:0");
+  EXPECT_EQ(address("[fd00::1]"), "[fd00::1]:0");
+  EXPECT_EQ(address("[fd00::1]:7172"), "[fd00::1]:7172");
+  for (const char* bad : {"host", "host:1", "10.0.0.1:99999", "10.0.0", "[fd00::1", "[]", ":"}) {
+    EXPECT_FALSE(ParseUcxAddress(bad).ok()) << bad;
+    Config config;
+    const absl::Status status = SetOption("ucx", bad, &config);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string("ucx \"") + bad));
+  }
 }
 
 TEST(FlagsTest, BothSpellingsAndSwitchesAndTheLastValueWins) {

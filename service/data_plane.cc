@@ -1,0 +1,245 @@
+#include "service/data_plane.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+#include "service/data_plane_calls.h"
+#include "storage/core/log.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+constexpr std::int64_t kOfferNanos = 30'000'000'000;
+constexpr std::int64_t kSweepNanos = 1'000'000'000;
+constexpr std::size_t kTransportNamesMax = 16;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DataPlane>> DataPlane::Start(ServiceContext& context,
+                                                            const Options& options,
+                                                            const MakeTransport& make) {
+  std::unique_ptr<DataPlane> plane(new DataPlane(context, options));
+  TransportOptions transport;
+  transport.self = options.self;
+  transport.plaintext = options.plaintext;
+  transport.offer_nanos = kOfferNanos;
+  transport.limits.calls_max = 64;
+  transport.limits.request_bytes_max = kStoreWindowBytes;
+  transport.handler = plane.get();
+  KVMILL_ASSIGN_OR_RETURN(plane->transport_, make(transport));
+  return plane;
+}
+
+DataPlane::DataPlane(ServiceContext& context, const Options& options)
+    : context_(context), options_(options) {}
+
+DataPlane::~DataPlane() {
+  Stop(std::chrono::steady_clock::now());
+  transport_.reset();  // Says goodbye to this object's members.
+}
+
+void DataPlane::Stop(std::chrono::steady_clock::time_point deadline) {
+  if (transport_ == nullptr) return;
+  std::vector<ConnectionPtr> connections;
+  std::deque<StoreCallPtr> unserved;  // Answered by being dropped, without the lock.
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+    while (running_ > 0) {
+      const auto left = deadline - std::chrono::steady_clock::now();
+      if (left <= std::chrono::nanoseconds(0) || !idle_.WaitFor(mu_, left)) break;
+    }
+    for (const auto& [tag, peer] : peers_) {
+      if (peer->connection != nullptr) connections.push_back(peer->connection);
+    }
+    unserved.swap(waiting_);
+  }
+  unserved.clear();
+  for (const ConnectionPtr& connection : connections) connection->Close();
+  MutexLock lock(mu_);
+  while (running_ > 0) idle_.Wait(mu_);
+}
+
+DataPlane::Running::~Running() {
+  MutexLock lock(plane_->mu_);
+  --plane_->running_;
+  plane_->idle_.NotifyAll();
+}
+
+bool DataPlane::Begin() {
+  MutexLock lock(mu_);
+  if (stopping_ || running_ >= kDataCallsMax) return false;
+  ++running_;
+  return true;
+}
+
+absl::StatusOr<Offer> DataPlane::MakeOffer(const Caller& caller, const std::string& who,
+                                           const NodeIdentity::Id& only_for) {
+  auto peer = std::make_shared<Peer>();
+  peer->caller = caller;
+  peer->who = who;
+  std::uint64_t tag = 0;
+  {
+    MutexLock lock(mu_);
+    if (stopping_) return absl::UnavailableError("the daemon is stopping");
+    const std::int64_t now_nanos = transport_->NowNanos();
+    std::uint32_t offers = 0;
+    std::uint32_t connections = 0;
+    for (auto it = peers_.begin(); it != peers_.end();) {
+      const Peer& other = *it->second;
+      if (other.connection == nullptr && other.offer_expires_nanos < now_nanos) {
+        it = peers_.erase(it);
+        continue;
+      }
+      if (other.who == who) ++(other.connection == nullptr ? offers : connections);
+      ++it;
+    }
+    if (offers >= kOffersPerCallerMax) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(offers, " offers of a connection that nobody used: at most ",
+                       kOffersPerCallerMax, " a caller; they end after 30 s"));
+    }
+    if (offers + connections >= kConnectionsPerCallerMax) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          offers + connections, " connections of one caller: at most ", kConnectionsPerCallerMax));
+    }
+    // Beyond the offer's own end: a handshake may begin in its last moment.
+    peer->offer_expires_nanos = now_nanos + 2 * kOfferNanos;
+    tag = next_tag_++;
+    peers_[tag] = peer;
+  }
+  absl::StatusOr<Offer> offer = transport_->MakeOffer(tag, only_for);
+  if (!offer.ok()) {
+    MutexLock lock(mu_);
+    peers_.erase(tag);
+  }
+  return offer;
+}
+
+void DataPlane::CallerLeft(DoorClientId client) {
+  std::vector<ConnectionPtr> connections;
+  {
+    MutexLock lock(mu_);
+    for (auto it = peers_.begin(); it != peers_.end();) {
+      if (client == 0 || it->second->caller.door_client != client) {
+        ++it;
+      } else if (it->second->connection != nullptr) {
+        connections.push_back(it->second->connection);
+        ++it;
+      } else {
+        it = peers_.erase(it);
+      }
+    }
+  }
+  for (const ConnectionPtr& connection : connections) connection->Close();
+}
+
+DataPlane::Stats DataPlane::stats() const {
+  Stats stats;
+  stats.connections = transport_->stats().connections;
+  stats.store_seconds = store_seconds_.snapshot();
+  stats.fetch_seconds = fetch_seconds_.snapshot();
+  MutexLock lock(mu_);
+  stats.calls = running_;
+  stats.staging_bytes = slabs_used_ * kDataChunkBytesMax;
+  for (const auto& [name, counts] : bytes_) {
+    stats.bytes[name] = {counts->in.load(std::memory_order_relaxed),
+                         counts->out.load(std::memory_order_relaxed)};
+  }
+  return stats;
+}
+
+void DataPlane::OnConnection(const ConnectionPtr& connection) {
+  bool known = false;
+  {
+    MutexLock lock(mu_);
+    const auto it = peers_.find(connection->info().owner_tag);
+    if (it != peers_.end() && !stopping_) {
+      known = true;
+      const std::string& name = connection->info().transport;
+      const bool room = bytes_.size() < kTransportNamesMax || bytes_.count(name) > 0;
+      std::unique_ptr<ByteCounts>& counts = bytes_[room ? name : "other"];
+      if (counts == nullptr) counts = std::make_unique<ByteCounts>();
+      it->second->bytes = counts.get();
+      it->second->connection = connection;
+    }
+  }
+  if (!known) connection->Close();  // Its caller left meanwhile.
+}
+
+void DataPlane::OnClosed(const ConnectionPtr& connection, const absl::Status&) {
+  MutexLock lock(mu_);
+  peers_.erase(connection->info().owner_tag);
+}
+
+absl::StatusOr<TieredStore::NamespaceInfo> DataPlane::Resolve(
+    const Peer& peer, const std::string& fingerprint) const {
+  KVMILL_ASSIGN_OR_RETURN(const Fingerprint parsed, FingerprintFromBytes(fingerprint));
+  return context_.store.FindNamespace(peer.caller.tenant, parsed);
+}
+
+void DataPlane::OnCall(const ConnectionPtr& connection, std::unique_ptr<IncomingCall> call) {
+  const auto refuse = [&call](const absl::Status& status) { call->Respond({.status = status}); };
+  v1::DataRequest request;
+  const absl::Span<const std::byte> header = call->header();
+  if (!request.ParseFromArray(header.data(), static_cast<int>(header.size()))) {
+    return refuse(absl::InvalidArgumentError("the header of a call is no DataRequest"));
+  }
+  PeerPtr peer;
+  {
+    MutexLock lock(mu_);
+    if (stopping_) return refuse(absl::UnavailableError("the daemon is stopping"));
+    const auto it = peers_.find(connection->info().owner_tag);
+    if (it != peers_.end()) peer = it->second;
+  }
+  if (peer == nullptr) return refuse(absl::UnauthenticatedError("nobody's connection"));
+  if (!Begin()) {
+    return refuse(absl::ResourceExhaustedError(
+        absl::StrCat("more than ", kDataCallsMax, " calls on the data plane at once")));
+  }
+  auto running = std::make_unique<Running>(this);
+  switch (request.request_case()) {
+    case v1::DataRequest::kFetch:
+      return StartFetch(peer, request.fetch(), std::move(call), std::move(running));
+    case v1::DataRequest::kStore:
+      return StartStore(peer, std::move(*request.mutable_store()), std::move(call),
+                        std::move(running));
+    case v1::DataRequest::kDurable:
+      return StartDurable(peer, request.durable(), std::move(call), std::move(running));
+    case v1::DataRequest::REQUEST_NOT_SET:
+      break;
+  }
+  refuse(absl::InvalidArgumentError("a DataRequest of a kind that this daemon does not know"));
+}
+
+void DataPlane::ScheduleSweep() {
+  transport_->RunAt(transport_->NowNanos() + kSweepNanos, [this] {
+    std::vector<ConnectionPtr> stalled;
+    std::vector<StoreCallPtr> seen;  // Not to be the last holder of one under the lock.
+    {
+      MutexLock lock(mu_);
+      const std::int64_t began_before = transport_->NowNanos() - options_.receive_timeout.count();
+      while (!receiving_.empty()) {
+        const auto first = receiving_.begin();
+        const StoreCallPtr store = first->second.lock();
+        const bool receiving = store != nullptr && store->receiving;
+        if (store != nullptr) seen.push_back(store);
+        if (receiving && first->first > began_before) break;
+        if (receiving) stalled.push_back(store->peer->connection);
+        receiving_.erase(first);
+      }
+      sweep_scheduled_ = !receiving_.empty();
+      if (sweep_scheduled_) ScheduleSweep();
+    }
+    for (const ConnectionPtr& connection : stalled) {
+      LogWarning(absl::StrCat("data plane: ", connection->info().address,
+                              " does not send what it announced: its connection is closed"));
+      connection->Close();
+    }
+  });
+}
+
+}  // namespace kvmill

@@ -1,0 +1,114 @@
+// DataPlane: fetch calls.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+#include "service/data_plane_calls.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+constexpr std::size_t kMessageBytesOfBlock = 256;  // Of a block's error, in a reply's header.
+constexpr std::size_t kEntryBytesMax = 64 + kMessageBytesOfBlock;  // Without its page sizes.
+constexpr std::size_t kPageSizeBytesMax = 5;
+
+std::vector<std::byte> ToHeader(const google::protobuf::MessageLite& message) {
+  std::vector<std::byte> header(message.ByteSizeLong());
+  message.SerializeWithCachedSizesToArray(reinterpret_cast<std::uint8_t*>(header.data()));
+  return header;
+}
+
+}  // namespace
+
+void DataPlane::StartFetch(const PeerPtr& peer, const v1::DataFetch& request,
+                           std::unique_ptr<IncomingCall> call, std::unique_ptr<Running> running) {
+  auto fetch = std::make_shared<FetchCall>();
+  fetch->running = std::move(running);
+  fetch->peer = peer;
+  fetch->call = std::move(call);
+  const absl::Status status = [&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(fetch->ns, Resolve(*peer, request.fingerprint()));
+    KVMILL_ASSIGN_OR_RETURN(fetch->keys, KeysFromProto(request.keys()));
+    const std::size_t groups = fetch->ns.spec.groups.size();
+    if (fetch->keys.empty() || request.first_group() >= groups) {
+      return absl::InvalidArgumentError(absl::StrCat("a fetch of ", fetch->keys.size(),
+                                                     " keys from layer group ",
+                                                     request.first_group(), " of ", groups, " on"));
+    }
+    fetch->next = request.first_group();
+    return absl::OkStatus();
+  }();
+  if (!status.ok()) return fetch->call->Respond({.status = status});
+  if (Gather(*fetch, false)) return Answer(fetch);
+  context_.io_pool.Post([this, fetch] {
+    Gather(*fetch, true);
+    Answer(fetch);
+  });
+}
+
+bool DataPlane::Gather(FetchCall& fetch, bool may_block) {
+  const std::size_t groups = fetch.ns.spec.groups.size();
+  for (; fetch.next < fetch.keys.size() * groups; ++fetch.next) {
+    BlockId id;
+    id.namespace_id = fetch.ns.id;
+    id.group = static_cast<std::uint8_t>(fetch.next % groups);
+    id.key = fetch.keys[fetch.next / groups];
+    const std::size_t entry_bytes =
+        kEntryBytesMax + fetch.ns.spec.groups[id.group].layers.size() * kPageSizeBytesMax;
+    if (fetch.reply.groups_size() > 0 && (fetch.payload_bytes >= kFetchReplyBytes ||
+                                          fetch.reply_bytes + entry_bytes > kCallHeaderBytesMax)) {
+      break;
+    }
+    if (fetch.call->cancelled()) break;
+    BlockRef block = context_.store.FetchFromMemory(id, FetchPath::kUcx);
+    absl::Status status;
+    if (!block.valid()) {
+      if (!may_block) return false;
+      absl::StatusOr<BlockRef> loaded = context_.store.Fetch(id, FetchPath::kUcx);
+      if (loaded.ok()) {
+        block = *std::move(loaded);
+      } else {
+        status = absl::Status(loaded.status().code(),
+                              loaded.status().message().substr(0, kMessageBytesOfBlock));
+      }
+    }
+    v1::FetchReply* entry = fetch.reply.add_groups();
+    entry->set_block(static_cast<std::uint32_t>(fetch.next / groups));
+    entry->set_group(id.group);
+    ToProto(status, entry->mutable_status());
+    if (block.valid()) {
+      entry->set_tier(ToProto(block.tier()));
+      entry->set_token_count(block.token_count());
+      for (const absl::Span<const std::byte>& page : block.pages()) {
+        entry->add_page_bytes(static_cast<std::uint32_t>(page.size()));
+        fetch.payload_bytes += page.size();
+      }
+      fetch.blocks.push_back(std::move(block));
+    }
+    constexpr std::size_t kFieldBytesMax = 4;  // Tag and length of the entry.
+    fetch.reply_bytes += entry->ByteSizeLong() + kFieldBytesMax;
+  }
+  return true;
+}
+
+void DataPlane::Answer(const FetchCallPtr& fetch) {
+  SourceSpans payload;
+  for (const BlockRef& block : fetch->blocks) {
+    payload.insert(payload.end(), block.pages().begin(), block.pages().end());
+  }
+  DataPlane* const plane = fetch->running->plane();
+  fetch->peer->bytes->out.fetch_add(fetch->payload_bytes, std::memory_order_relaxed);
+  const std::unique_ptr<IncomingCall> call = std::move(fetch->call);
+  const std::int64_t start_nanos = plane->transport_->NowNanos();
+  // The pins live as long as this closure.
+  call->Respond({.header = ToHeader(fetch->reply),
+                 .payload = std::move(payload),
+                 .done = [fetch, plane, start_nanos](const absl::Status& status) {
+                   if (!status.ok() || fetch->blocks.empty()) return;
+                   plane->fetch_seconds_.Observe(
+                       static_cast<double>(plane->transport_->NowNanos() - start_nanos) * 1e-9);
+                 }});
+}
+
+}  // namespace kvmill
