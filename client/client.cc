@@ -2,17 +2,25 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/connection.h"
 #include "client/convert.h"
+#include "client/data_fetch.h"
+#include "client/data_link.h"
+#include "client/data_store.h"
 #include "client/fetch_stream.h"
 #include "client/store_stream.h"
+#include "kvmill/v1/data.grpc.pb.h"
+#include "storage/core/log.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
 
@@ -210,13 +218,69 @@ class ListStream {
 class Client::Impl {
  public:
   Impl(const ServerAddress& address, const Options& options)
-      : options_(options), pid_(getpid()), connection_(std::make_unique<Connection>(address)) {}
+      : options_(options),
+        local_(address.is_unix()),
+        pid_(getpid()),
+        connection_(std::make_unique<Connection>(address)) {
+    if (options.path == DataPath::kInline || (options.path == DataPath::kAuto && local_)) return;
+    DataLink::Options link;
+    link.plaintext = options.data_plane_plaintext;
+    link.threads = options.encode_threads;
+    if (link.threads == 0) link.threads = std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
+    link_ = std::make_unique<DataLink>(
+        *connection_, link,
+        [this](const v1::ConnectRequest& request, Deadline deadline, DataLink::OfferDone done) {
+          Call<v1::ConnectReply, v1::ConnectReply>(
+              deadline,
+              [request](Channel& channel, auto* context, auto* queue) {
+                return v1::Data::NewStub(channel.channel)
+                    ->PrepareAsyncConnect(context, request, queue);
+              },
+              [](const v1::ConnectReply& reply) { return reply; }, std::move(done));
+        });
+  }
   ~Impl() {
     // The threads did not follow into a forked child, nor did anybody who could release locks.
-    if (getpid() != pid_) static_cast<void>(connection_.release());
+    if (getpid() != pid_) {
+      static_cast<void>(connection_.release());
+      static_cast<void>(link_.release());
+      return;
+    }
+    // Its operations use the connection, and calls that end with that may ask for it.
+    if (link_ != nullptr) link_->Stop();
+    connection_.reset();
   }
 
   Connection& connection() { return *connection_; }
+  // Null when bytes travel inline whatever happens.
+  DataLink* link() { return link_.get(); }
+  bool encodes() const {
+    return options_.encode_in == EncodeIn::kClient ||
+           (options_.encode_in == EncodeIn::kAuto && !local_);
+  }
+
+  // Calls one of the three, once: `ucx`, after a Begin of the link, with its connection; `in_line`;
+  // `fail` with why there is no way.
+  void ChoosePath(Deadline deadline, std::function<void(const ConnectionPtr&)> ucx,
+                  std::function<void()> in_line, std::function<void(const absl::Status&)> fail) {
+    if (link_ == nullptr) return in_line();
+    if (!link_->Begin()) return fail(absl::CancelledError("the client is being destroyed"));
+    link_->Connect(deadline,
+                   [this, ucx = std::move(ucx), in_line = std::move(in_line),
+                    fail = std::move(fail)](const absl::StatusOr<ConnectionPtr>& connection) {
+                     if (connection.ok()) {
+                       fell_back_.store(false, std::memory_order_relaxed);
+                       return ucx(*connection);  // Calls End when it has ended.
+                     }
+                     if (options_.path == DataPath::kAuto && !link_->stopping()) {
+                       NoteFallback(connection.status());
+                       in_line();
+                     } else {
+                       fail(connection.status());
+                     }
+                     link_->End();
+                   });
+  }
 
   absl::Status CheckProcess() const {
     if (getpid() == pid_) return absl::OkStatus();
@@ -293,10 +357,22 @@ class Client::Impl {
   }
 
  private:
+  // Once in a row of failures.
+  void NoteFallback(const absl::Status& why) {
+    if (fell_back_.exchange(true, std::memory_order_relaxed)) return;
+    const std::string text =
+        absl::StrCat("data plane: ", why.message(), "; blocks travel with the gRPC messages");
+    // Without a data plane that is how it is meant to be.
+    absl::IsFailedPrecondition(why) ? LogDebug(text) : LogWarning(text);
+  }
+
   const Options options_;
+  const bool local_;
   const pid_t pid_;
+  std::atomic<bool> fell_back_{false};
   Mutex mu_;
   std::map<Fingerprint, ClientNamespace> registered_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<DataLink> link_;  // May be null; constant after construction.
   std::unique_ptr<Connection>
       connection_;  // Last: its destructor ends the calls that use the rest.
 };
@@ -314,6 +390,9 @@ Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Client::~Client() = default;
 
 std::string Client::boot_id() const { return impl_->connection().boot_id(); }
+std::string Client::ucx_transport() const {
+  return impl_->link() == nullptr ? "" : impl_->link()->transport();
+}
 
 void Client::OpenNamespaceAsync(absl::string_view name, const NamespaceSpec& spec, CallOptions call,
                                 Done<ClientNamespace> done) {
@@ -366,8 +445,16 @@ void Client::StoreAsync(const ClientNamespace& ns, absl::Span<const StoreBlock> 
   impl_->WithNamespace<StoreResult>(
       ns, deadline,
       [impl = impl_.get(), ns, blocks, options, deadline](Done<StoreResult> attempt_done) {
-        StartStoreStream(impl->connection(), ns, blocks, options, deadline,
-                         std::move(attempt_done));
+        impl->ChoosePath(
+            deadline,
+            [=](const ConnectionPtr& connection) {
+              StartDataStore(*impl->link(), connection, ns, blocks, options, impl->encodes(),
+                             deadline, attempt_done);
+            },
+            [=] {
+              StartStoreStream(impl->connection(), ns, blocks, options, deadline, attempt_done);
+            },
+            attempt_done);
       },
       std::move(done));
 }
@@ -379,7 +466,15 @@ void Client::FetchAsync(const ClientNamespace& ns, absl::Span<const BlockKey> ke
   impl_->WithNamespace<FetchResult>(
       ns, deadline,
       [impl = impl_.get(), ns, keys, &sink, deadline](Done<FetchResult> attempt_done) {
-        StartFetchStream(impl->connection(), ns, keys, sink, deadline, std::move(attempt_done));
+        impl->ChoosePath(
+            deadline,
+            [=, &sink](const ConnectionPtr& connection) {
+              StartDataFetch(*impl->link(), connection, ns, keys, sink, deadline, attempt_done);
+            },
+            [=, &sink] {
+              StartFetchStream(impl->connection(), ns, keys, sink, deadline, attempt_done);
+            },
+            attempt_done);
       },
       std::move(done));
 }

@@ -222,6 +222,20 @@ struct VerifyResult {
   std::uint64_t failures = 0;
 };
 
+// How the bytes of Store and Fetch travel.
+enum class DataPath : std::uint8_t {
+  kAuto,    // UCX to a daemon that is not local and offers it, else with the gRPC messages.
+  kInline,  // With the gRPC messages.
+  kUcx,     // UCX, or the calls fail: FAILED_PRECONDITION, UNAVAILABLE.
+};
+
+// Where 16-bit values become tiles.
+enum class EncodeIn : std::uint8_t {
+  kAuto,    // Here where UCX carries them to a daemon that is not local, so that only tiles travel.
+  kClient,  // Here, where UCX carries them.
+  kDaemon,
+};
+
 struct CallOptions {
   absl::Duration timeout = absl::ZeroDuration();  // Zero: Client::Options::timeout.
 };
@@ -231,6 +245,12 @@ class Client {
   struct Options {
     std::string address;                         // As ParseServerAddress takes it.
     absl::Duration timeout = absl::Seconds(10);  // Of calls whose CallOptions say nothing. Finite.
+    DataPath path = DataPath::kAuto;
+    // UCX without encryption: the network is trusted. The daemon must say so too.
+    bool data_plane_plaintext = false;
+    EncodeIn encode_in = EncodeIn::kAuto;
+    // That encode, and that verify what UCX brought; 0: one a core, up to 4.
+    std::uint32_t encode_threads = 0;
   };
 
   template <typename T>
@@ -309,6 +329,8 @@ class Client {
   // Boot id (lower-case hex) that the daemon last showed; empty before the first answer. Another
   // value than before means that the daemon was restarted.
   std::string boot_id() const;
+  // What UCX negotiated for the connection that is open now, as "tcp/eth0"; empty: there is none.
+  std::string ucx_transport() const;
 
  private:
   class Impl;

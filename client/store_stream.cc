@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/bulk_codec.h"
 #include "client/convert.h"
+#include "client/store_results.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
 
@@ -69,14 +70,8 @@ class StoreStream {
         blocks_(blocks),
         options_(options),
         done_(std::move(done)),
-        pins_(new Pins([this] { connection_.Post([this] { Complete(); }); })) {
-    result_.blocks.resize(blocks.size());
-    open_groups_.assign(blocks.size(), static_cast<std::uint32_t>(ns.spec.groups.size()));
-    closed_.assign(blocks.size() * ns.spec.groups.size(), false);
-    for (StoreBlockResult& block : result_.blocks) {
-      block.status = absl::UnknownError("the daemon gave no result for the block");
-    }
-  }
+        pins_(new Pins([this] { connection_.Post([this] { Complete(); }); })),
+        results_(blocks.size(), ns.spec.groups.size()) {}
 
   void Start(std::chrono::system_clock::time_point deadline) {
     connection_.Admit(context_.get(), deadline, [this](const Connection::Admission& admission) {
@@ -166,57 +161,7 @@ class StoreStream {
       durable_ = FromProto(reply.summary().durable());
       return;
     }
-    const v1::StoreResult& r = reply.result();
-    const std::size_t groups = ns_.spec.groups.size();
-    if (r.sequence() >= blocks_.size() || r.group() >= groups ||
-        closed_[r.sequence() * groups + r.group()]) {
-      return;
-    }
-    closed_[r.sequence() * groups + r.group()] = true;
-    Merge(r, &result_.blocks[r.sequence()], --open_groups_[r.sequence()]);
-    if (r.outcome() != v1::STORE_STORED) return;
-    result_.raw_bytes += r.raw_bytes();
-    result_.stored_bytes += r.stored_bytes();
-    result_.tile_bytes += r.tile_bytes();
-    result_.tile_raw_bytes += r.tile_raw_bytes();
-    result_.raw_heads += r.raw_heads();
-  }
-
-  // A block is what its worst group is: failed, partial, then stored, and existing if all are.
-  void Merge(const v1::StoreResult& r, StoreBlockResult* block, std::uint32_t groups_left)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const absl::Status status = FromProto(r.status());
-    const bool first = groups_left + 1 == ns_.spec.groups.size();
-    const auto outcome = static_cast<StoreOutcome>(r.outcome());
-    const auto rank = [](StoreOutcome o) {
-      switch (o) {
-        case StoreOutcome::kFailed:
-          return 3;
-        case StoreOutcome::kPartial:
-          return 2;
-        case StoreOutcome::kStored:
-          return 1;
-        case StoreOutcome::kExisting:
-          return 0;
-      }
-      return 3;
-    };
-    if (first || rank(outcome) > rank(block->outcome)) block->outcome = outcome;
-    if (first || (block->status.ok() && !status.ok())) block->status = status;
-    if (groups_left > 0) return;
-    switch (block->outcome) {
-      case StoreOutcome::kStored:
-        ++result_.blocks_stored;
-        break;
-      case StoreOutcome::kExisting:
-        ++result_.blocks_existing;
-        break;
-      case StoreOutcome::kFailed:
-        ++result_.blocks_failed;
-        break;
-      case StoreOutcome::kPartial:
-        break;
-    }
+    results_.Add(reply.result());
   }
 
   // Builds the next message; false when everything was sent.
@@ -238,7 +183,7 @@ class StoreStream {
     bool closed = false;
     {
       MutexLock lock(mu_);
-      closed = closed_[at_.block * groups + at_.group];
+      closed = results_.closed(static_cast<std::uint32_t>(at_.block), at_.group);
     }
     head.set_token_count(block.token_count);
     head.set_block_index(block.block_index);
@@ -348,7 +293,7 @@ class StoreStream {
       } else if (options_.wait_durable && !durable_.ok()) {
         result = durable_;
       } else {
-        result = std::move(result_);
+        result = results_.Take();
       }
     }
     const auto done = std::move(done_);
@@ -386,9 +331,7 @@ class StoreStream {
   Mutex mu_;
   bool writes_ended_ = false;  // Guarded by mu_ (EndSide).
   bool reads_ended_ = false;   // Guarded by mu_ (EndSide).
-  StoreResult result_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::uint32_t> open_groups_ ABSL_GUARDED_BY(mu_);  // Per block: results still due.
-  std::vector<bool> closed_ ABSL_GUARDED_BY(mu_);                // Per (block, group).
+  StoreResults results_ ABSL_GUARDED_BY(mu_);
   absl::Status durable_ ABSL_GUARDED_BY(mu_) = absl::UnknownError("the daemon sent no summary");
 };
 

@@ -1,0 +1,365 @@
+#include "client/data_fetch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+#include "storage/core/mutex.h"
+#include "storage/core/page_layout.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+// What one call asks for: enough for its costs to vanish, small enough that one part is verified
+// while the next one travels.
+constexpr std::uint64_t kCallBytes = std::uint64_t{1} << 20;
+constexpr std::size_t kCallsInFlight = 3;
+
+absl::Status Malformed(absl::string_view what, std::uint64_t got, std::uint64_t want) {
+  return absl::InternalError(
+      absl::StrCat("malformed reply to a fetch: ", what, " ", got, ", want ", want));
+}
+
+// The object lives until `done` ran. A call's reply is placed on the transport's thread, which must
+// not wait; pages are verified and handed over on the link's workers.
+class DataFetch {
+ public:
+  DataFetch(DataLink& link, ConnectionPtr connection, const ClientNamespace& ns,
+            absl::Span<const BlockKey> keys, FetchSink& sink,
+            std::chrono::system_clock::time_point deadline,
+            std::function<void(absl::StatusOr<FetchResult>)> done)
+      : link_(link),
+        connection_(std::move(connection)),
+        ns_(ns),
+        keys_(keys),
+        sink_(sink),
+        deadline_(deadline),
+        done_(std::move(done)) {
+    result_.blocks.resize(keys.size());
+    for (FetchBlockResult& block : result_.blocks) block.status = absl::OkStatus();
+    std::uint64_t block_bytes = 0;
+    for (const LayerGroup& group : ns.spec.groups) {
+      block_bytes +=
+          group.layers.size() * UniformPageBytes(FormatOf(ns.spec, group), ns.spec.block_tokens,
+                                                 SlotKind::kTile, group.kv_heads);
+    }
+    call_keys_max_ = static_cast<std::size_t>(std::max<std::uint64_t>(1, kCallBytes / block_bytes));
+  }
+
+  void Start() {
+    std::vector<Part> parts;
+    {
+      MutexLock lock(mu_);
+      TakeParts(&parts);
+    }
+    if (parts.empty()) return Complete();  // No keys.
+    for (const Part& part : parts) StartCall(part);
+  }
+
+ private:
+  // Of the keys: what one call asks for.
+  struct Part {
+    std::size_t first_key = 0;
+    std::size_t key_count = 0;
+    std::uint32_t first_group = 0;
+  };
+  struct Page {
+    std::size_t entry = 0;  // Of the reply.
+    FetchSink::PageId id;
+    absl::Span<std::byte> memory;
+    bool in_own_memory = false;
+  };
+  struct PartCall {
+    Part part;
+    v1::DataFetchReply reply;
+    std::vector<Page> pages;
+    std::unique_ptr<std::byte[]> own_memory;
+  };
+  using PartCallPtr = std::shared_ptr<PartCall>;  // Of the call's callbacks, and of a task.
+
+  // Parts that may start now.
+  void TakeParts(std::vector<Part>* parts) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    while (failed_.ok() && calls_ < kCallsInFlight) {
+      Part part;
+      if (!rest_.empty()) {
+        part = rest_.front();
+        rest_.pop_front();
+      } else if (next_key_ < keys_.size()) {
+        part.first_key = next_key_;
+        std::size_t header_bytes = 128;
+        while (next_key_ < keys_.size() && part.key_count < call_keys_max_) {
+          header_bytes += keys_[next_key_].view().size() + 2;
+          if (header_bytes > kCallHeaderBytesMax && part.key_count > 0) break;
+          ++part.key_count;
+          ++next_key_;
+        }
+      } else {
+        return;
+      }
+      ++calls_;
+      parts->push_back(part);
+    }
+  }
+
+  void StartCall(const Part& part) {
+    auto call = std::make_shared<PartCall>();
+    call->part = part;
+    v1::DataRequest request;
+    v1::DataFetch* fetch = request.mutable_fetch();
+    fetch->set_fingerprint(std::string(AsBytes(ns_.fingerprint)));
+    fetch->set_first_group(part.first_group);
+    for (std::size_t i = 0; i < part.key_count; ++i) {
+      fetch->add_keys(std::string(keys_[part.first_key + i].view()));
+    }
+    Call transport_call;
+    transport_call.header.resize(request.ByteSizeLong());
+    request.SerializeWithCachedSizesToArray(
+        reinterpret_cast<std::uint8_t*>(transport_call.header.data()));
+    transport_call.timeout_nanos =
+        std::max<std::int64_t>(1, std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                      deadline_ - std::chrono::system_clock::now())
+                                      .count());
+    transport_call.place = [this, call](const ResponseHead& head, DestinationSpans* spans) {
+      return Place(call.get(), head, spans);
+    };
+    transport_call.done = [this, call](absl::StatusOr<Response> response) {
+      // A reply without pages was not placed.
+      absl::Status status = response.status();
+      if (status.ok() && response->payload_bytes == 0) {
+        status = Read(call.get(), {response->header, 0});
+      }
+      link_.workers().Post([this, call, status] { Finish(call, status); });
+    };
+    connection_->Start(std::move(transport_call));
+  }
+
+  // Parses the reply's header and lists its pages.
+  absl::Status Read(PartCall* call, const ResponseHead& head) const {
+    if (!call->reply.ParseFromArray(head.header.data(), static_cast<int>(head.header.size()))) {
+      return absl::InternalError("malformed reply to a fetch: its header does not parse");
+    }
+    const std::size_t groups = ns_.spec.groups.size();
+    const std::size_t asked = call->part.key_count * groups - call->part.first_group;
+    const auto count = static_cast<std::size_t>(call->reply.groups_size());
+    if (count == 0 || count > asked) return Malformed("layer groups", count, asked);
+    std::uint64_t bytes = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const v1::FetchReply& entry = call->reply.groups(static_cast<int>(i));
+      const std::size_t number = call->part.first_group + i;
+      if (entry.block() != number / groups)
+        return Malformed("block", entry.block(), number / groups);
+      if (entry.group() != number % groups)
+        return Malformed("group", entry.group(), number % groups);
+      if (entry.status().code() != 0) {
+        if (entry.page_bytes_size() != 0) return Malformed("pages of a failed block", 1, 0);
+        continue;
+      }
+      const LayerGroup& group = ns_.spec.groups[entry.group()];
+      if (static_cast<std::size_t>(entry.page_bytes_size()) != group.layers.size()) {
+        return Malformed("pages", static_cast<std::uint64_t>(entry.page_bytes_size()),
+                         group.layers.size());
+      }
+      if (entry.token_count() == 0 || entry.token_count() > ns_.spec.block_tokens) {
+        return Malformed("tokens", entry.token_count(), ns_.spec.block_tokens);
+      }
+      KVMILL_RETURN_IF_ERROR(FromProto(entry.tier()).status());
+      const std::size_t page_bytes_max = UniformPageBytes(
+          FormatOf(ns_.spec, group), ns_.spec.block_tokens, SlotKind::kRaw, group.kv_heads);
+      for (const std::uint32_t page_bytes : entry.page_bytes()) {
+        if (page_bytes == 0 || page_bytes > page_bytes_max) {
+          return Malformed("page of", page_bytes, page_bytes_max);
+        }
+        bytes += page_bytes;
+      }
+    }
+    if (bytes != head.payload_bytes) return Malformed("payload", head.payload_bytes, bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status Place(PartCall* call, const ResponseHead& head, DestinationSpans* spans) {
+    KVMILL_RETURN_IF_ERROR(Read(call, head));
+    // Another part is with the sink: the transport does not wait for it, the pages go to memory of
+    // our own and are copied later.
+    const bool sink_is_free = sink_mu_.TryLock();
+    std::size_t own_bytes = 0;
+    for (int i = 0; i < call->reply.groups_size(); ++i) {
+      const v1::FetchReply& entry = call->reply.groups(i);
+      for (int layer = 0; layer < entry.page_bytes_size(); ++layer) {
+        Page& page = call->pages.emplace_back();
+        page.entry = static_cast<std::size_t>(i);
+        page.id.block = static_cast<std::uint32_t>(call->part.first_key) + entry.block();
+        page.id.group = static_cast<std::uint8_t>(entry.group());
+        page.id.layer_index = static_cast<std::uint32_t>(layer);
+        const std::size_t bytes = entry.page_bytes(layer);
+        if (sink_is_free) page.memory = sink_.PageMemory(page.id, bytes);
+        page.in_own_memory = page.memory.size() != bytes;
+        if (page.in_own_memory) own_bytes += bytes;
+      }
+    }
+    if (sink_is_free) sink_mu_.Unlock();
+    if (own_bytes > 0) call->own_memory.reset(new std::byte[own_bytes]);
+    std::byte* next = call->own_memory.get();
+    std::size_t index = 0;
+    for (const v1::FetchReply& entry : call->reply.groups()) {
+      for (const std::uint32_t bytes : entry.page_bytes()) {
+        Page& page = call->pages[index++];
+        if (page.in_own_memory) {
+          page.memory = absl::MakeSpan(next, bytes);
+          next += bytes;
+        }
+        spans->push_back(page.memory);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  PageIdentity IdentityOf(const Page& page, std::uint32_t token_count) const {
+    const LayerGroup& group = ns_.spec.groups[page.id.group];
+    PageIdentity want;
+    want.fingerprint = ns_.fingerprint;
+    want.key = keys_[page.id.block];
+    want.group_index = page.id.group;
+    want.layer = group.layers[page.id.layer_index];
+    want.head_count = group.kv_heads;
+    want.token_count = static_cast<std::uint16_t>(token_count);
+    want.format = FormatOf(ns_.spec, group);
+    want.source_dtype = ns_.spec.source_dtype;
+    want.frame = ns_.spec.frame;
+    return want;
+  }
+
+  // Task of a worker: the reply is there, or will not come.
+  void Finish(const PartCallPtr& call, const absl::Status& status) {
+    std::vector<absl::Status> verified(call->pages.size());
+    if (status.ok()) {
+      for (std::size_t i = 0; i < call->pages.size(); ++i) {
+        const Page& page = call->pages[i];
+        const v1::FetchReply& entry = call->reply.groups(static_cast<int>(page.entry));
+        verified[i] = VerifyPage(IdentityOf(page, entry.token_count()), page.memory);
+      }
+      MutexLock lock(sink_mu_);
+      std::size_t i = 0;
+      for (const v1::FetchReply& entry : call->reply.groups()) {
+        NoteEntry(call->part.first_key + entry.block(), entry);
+        for (int page = 0; page < entry.page_bytes_size(); ++page, ++i) {
+          HandOver(&call->pages[i], verified[i]);
+        }
+      }
+    }
+    std::vector<Part> parts;
+    bool over = false;
+    {
+      MutexLock lock(mu_);
+      if (status.ok()) {
+        KeepRest(*call);
+      } else if (failed_.ok()) {
+        failed_ = status;
+      }
+      --calls_;
+      TakeParts(&parts);
+      over = calls_ == 0;
+    }
+    for (const Part& part : parts) StartCall(part);
+    if (over) Complete();
+  }
+
+  void HandOver(Page* page, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(sink_mu_) {
+    FetchBlockResult& block = result_.blocks[page->id.block];
+    if (!block.status.ok()) return;  // Of an earlier page: the rest is dropped.
+    if (status.ok()) {
+      if (page->in_own_memory) {
+        const absl::Span<std::byte> memory = sink_.PageMemory(page->id, page->memory.size());
+        if (memory.size() == page->memory.size()) {
+          std::memcpy(memory.data(), page->memory.data(), memory.size());
+          page->memory = memory;
+        }
+      }
+      const absl::StatusOr<PageView> view = PageView::Parse(page->memory);
+      result_.page_bytes += page->memory.size();
+      status = view.ok() ? sink_.OnPage(page->id, *view) : view.status();
+    }
+    block.status = status;
+  }
+
+  // What the reply says beside its pages.
+  void NoteEntry(std::size_t index, const v1::FetchReply& entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(sink_mu_) {
+    FetchBlockResult& block = result_.blocks[index];
+    const absl::Status status = FromProto(entry.status());
+    if (!status.ok()) {
+      if (block.status.ok()) block.status = status;
+      return;
+    }
+    const absl::StatusOr<Tier> tier = FromProto(entry.tier());  // OK: Read checked it.
+    block.tier = entry.group() == 0 ? *tier : std::max(block.tier, *tier);
+    block.token_count = entry.token_count();
+  }
+
+  // What the reply had no room for is asked for by another call.
+  void KeepRest(const PartCall& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const std::size_t groups = ns_.spec.groups.size();
+    const std::size_t end =
+        call.part.first_group + static_cast<std::size_t>(call.reply.groups_size());
+    if (end == call.part.key_count * groups) return;
+    Part rest;
+    rest.first_key = call.part.first_key + end / groups;
+    rest.key_count = call.part.key_count - end / groups;
+    rest.first_group = static_cast<std::uint32_t>(end % groups);
+    rest_.push_back(rest);
+  }
+
+  void Complete() {
+    absl::StatusOr<FetchResult> result = absl::UnknownError("");
+    {
+      MutexLock lock(mu_);
+      if (failed_.ok()) {
+        MutexLock sink_lock(sink_mu_);
+        result = std::move(result_);
+      } else if (link_.stopping()) {
+        result = absl::CancelledError("the client is being destroyed");
+      } else {
+        result = failed_;
+      }
+    }
+    DataLink& link = link_;
+    const auto done = std::move(done_);
+    delete this;
+    done(std::move(result));
+    link.End();
+  }
+
+  DataLink& link_;
+  const ConnectionPtr connection_;
+  const ClientNamespace ns_;
+  const absl::Span<const BlockKey> keys_;
+  FetchSink& sink_;
+  const std::chrono::system_clock::time_point deadline_;
+  std::function<void(absl::StatusOr<FetchResult>)> done_;
+  std::size_t call_keys_max_ = 1;  // Constant after construction.
+
+  Mutex mu_;
+  std::size_t calls_ ABSL_GUARDED_BY(mu_) = 0;
+  std::size_t next_key_ ABSL_GUARDED_BY(mu_) = 0;
+  std::deque<Part> rest_ ABSL_GUARDED_BY(mu_);  // That replies had no room for.
+  absl::Status failed_ ABSL_GUARDED_BY(mu_);    // Of the whole fetch.
+  Mutex sink_mu_;  // Held while the sink is called, so that calls come one at a time.
+  FetchResult result_ ABSL_GUARDED_BY(sink_mu_);
+};
+
+}  // namespace
+
+void StartDataFetch(DataLink& link, ConnectionPtr connection, const ClientNamespace& ns,
+                    absl::Span<const BlockKey> keys, FetchSink& sink,
+                    std::chrono::system_clock::time_point deadline,
+                    std::function<void(absl::StatusOr<FetchResult>)> done) {
+  // Deletes itself after `done`.
+  (new DataFetch(link, std::move(connection), ns, keys, sink, deadline, std::move(done)))->Start();
+}
+
+}  // namespace kvmill

@@ -1,0 +1,23 @@
+// A Fetch over the data plane. Internal to client/.
+#ifndef KVMILL_CLIENT_DATA_FETCH_H_
+#define KVMILL_CLIENT_DATA_FETCH_H_
+
+#include <chrono>
+#include <functional>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/client.h"
+#include "client/data_link.h"
+
+namespace kvmill {
+
+// As StartFetchStream. `link.Begin()` was called for it; it ends what that began.
+void StartDataFetch(DataLink& link, ConnectionPtr connection, const ClientNamespace& ns,
+                    absl::Span<const BlockKey> keys, FetchSink& sink,
+                    std::chrono::system_clock::time_point deadline,
+                    std::function<void(absl::StatusOr<FetchResult>)> done);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_CLIENT_DATA_FETCH_H_
