@@ -3,14 +3,21 @@
 //     status                 Makes an admin call and exits with its status code.
 //     store NAME COUNT       Stores COUNT blocks of sequence NAME and says how many were stored.
 //     find NAME COUNT        Says "hits H listed L blocks B".
+//     fetch NAME COUNT       Fetches COUNT blocks and says how many came.
+//     steal NAME COUNT FP    The same from the namespace with that fingerprint, whosever it is.
+//     store_loop NAME COUNT  Stores blocks until it is killed, and says "running" first.
+//     fetch_loop NAME COUNT  Stores COUNT blocks, then fetches them until it is killed.
+// With --ucx before COMMAND blocks travel over UCX.
 // The namespace is "n" of a small model; keys are those of daemon_fixture.cc.
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "client/client.h"
 
 namespace kvmill {
@@ -44,9 +51,30 @@ BlockKey KeyOf(const std::string& name, std::uint32_t index) {
   return *BlockKey::FromBytes(bytes);
 }
 
-int Main(const std::vector<std::string>& arguments) {
+class CountingSink : public FetchSink {
+ public:
+  absl::Status OnPage(const PageId&, const PageView&) override { return absl::OkStatus(); }
+};
+
+std::uint32_t Fetch(Client& client, const ClientNamespace& ns, const std::vector<BlockKey>& keys) {
+  CountingSink sink;
+  const FetchResult result = Need(client.Fetch(ns, keys, sink));
+  std::uint32_t count = 0;
+  for (const FetchBlockResult& block : result.blocks) count += block.status.ok() ? 1 : 0;
+  return count;
+}
+
+int Main(std::vector<std::string> arguments) {
   if (arguments.size() < 2) return 101;
-  const auto client = Need(Client::Create({.address = arguments[0], .timeout = absl::Seconds(30)}));
+  Client::Options options;
+  options.address = arguments[0];
+  options.timeout = absl::Seconds(30);
+  if (arguments[1] == "--ucx") {
+    options.path = DataPath::kUcx;
+    arguments.erase(arguments.begin() + 1);
+  }
+  if (arguments.size() < 2) return 101;
+  const auto client = Need(Client::Create(options));
   const std::string& command = arguments[1];
   if (command == "status") {
     Need(client->Status());
@@ -58,7 +86,8 @@ int Main(const std::vector<std::string>& arguments) {
   const auto count = static_cast<std::uint32_t>(std::atoi(arguments[3].c_str()));
   std::vector<BlockKey> keys;
   for (std::uint32_t i = 0; i < count; ++i) keys.push_back(KeyOf(name, i));
-  if (command == "store") {
+  const bool loops = command == "store_loop" || command == "fetch_loop";
+  if (command == "store" || loops) {
     // Bytes that say whose they are: all values of a user are its uid's.
     std::vector<std::uint16_t> values(std::size_t{kTokens} * kHeads * kHeadDim);
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -76,7 +105,31 @@ int Main(const std::vector<std::string>& arguments) {
                         .layers = layers});
     }
     const StoreResult result = Need(client->Store(ns, blocks, {}));
-    std::printf("stored %d\n", static_cast<int>(result.blocks_stored));
+    if (loops) {
+      std::printf("running\n");
+    } else {
+      std::printf("stored %d\n", static_cast<int>(result.blocks_stored));
+    }
+    std::fflush(stdout);
+    for (std::uint32_t round = 0; loops; ++round) {
+      if (command == "fetch_loop") {
+        Fetch(*client, ns, keys);
+        continue;
+      }
+      for (std::uint32_t n = 0; n < count; ++n) {
+        blocks[n].key = KeyOf(name + std::to_string(round), n);
+      }
+      Need(client->Store(ns, blocks, {}));
+    }
+  } else if (command == "fetch") {
+    std::printf("fetched %d\n", static_cast<int>(Fetch(*client, ns, keys)));
+  } else if (command == "steal") {
+    if (arguments.size() < 5) return 101;
+    ClientNamespace other = ns;
+    const std::string bytes = absl::HexStringToBytes(arguments[4]);
+    if (bytes.size() != other.fingerprint.size()) return 101;
+    std::memcpy(other.fingerprint.data(), bytes.data(), bytes.size());
+    std::printf("fetched %d\n", static_cast<int>(Fetch(*client, other, keys)));
   } else if (command == "find") {
     const LookupResult found = Need(client->Lookup(ns, keys, false));
     const auto listed = Need(client->List(""));
