@@ -21,6 +21,7 @@ constexpr std::chrono::milliseconds kBackoffMax{2000};
 // After a failure that time does not heal: no data plane, or another encryption.
 constexpr std::chrono::milliseconds kBackoffHopeless{30'000};
 constexpr std::chrono::seconds kOfferTimeout{5};
+constexpr std::uint32_t kWaitingCallsMax = 16384;  // A few of each Fetch and Store that runs.
 
 NodeIdentity RandomIdentity() {
   NodeIdentity identity;
@@ -202,11 +203,16 @@ void DataLink::Dial(const v1::ConnectReply& reply) {
             : "the daemon encrypts its data plane, and this client does not want to"));
   }
   const bool ipv6 = offer->addresses.front().front() == '[';
-  if (transport_ != nullptr && transport_ipv6_ != ipv6) transport_.reset();
+  if (transport_ != nullptr && transport_ipv6_ != ipv6) {
+    // Operations may still hold the old transport's connection.
+    return Finish(absl::FailedPreconditionError(
+        "the daemon's data plane moved to another address family: make a new client"));
+  }
   if (transport_ == nullptr) {
     TransportOptions options;
     options.self = self_;
     options.plaintext = options_.plaintext;
+    options.limits.waiting_calls_max = kWaitingCallsMax;
     UcxOptions ucx;
     ucx.family = ipv6 ? AddressFamily::kIpv6 : AddressFamily::kIpv4;
     absl::StatusOr<std::unique_ptr<Transport>> made = MakeUcxTransport(options, ucx);
