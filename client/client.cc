@@ -23,6 +23,7 @@
 #include "storage/core/log.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
+#include "storage/core/worker_pool.h"
 
 namespace kvmill {
 namespace {
@@ -222,13 +223,15 @@ class Client::Impl {
         local_(address.is_unix()),
         pid_(getpid()),
         connection_(std::make_unique<Connection>(address)) {
-    if (options.path == DataPath::kInline || (options.path == DataPath::kAuto && local_)) return;
-    DataLink::Options link;
-    link.plaintext = options.data_plane_plaintext;
-    link.threads = options.encode_threads;
-    if (link.threads == 0) link.threads = std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
+    const bool links =
+        options.path == DataPath::kUcx || (options.path == DataPath::kAuto && !local_);
+    if (!links && !encodes()) return;
+    std::uint32_t threads = options.encode_threads;
+    if (threads == 0) threads = std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
+    workers_ = std::make_unique<WorkerPool>(threads, "kvmill-data");
+    if (!links) return;
     link_ = std::make_unique<DataLink>(
-        *connection_, link,
+        *connection_, *workers_, options.data_plane_plaintext,
         [this](const v1::ConnectRequest& request, Deadline deadline, DataLink::OfferDone done) {
           Call<v1::ConnectReply, v1::ConnectReply>(
               deadline,
@@ -244,6 +247,7 @@ class Client::Impl {
     if (getpid() != pid_) {
       static_cast<void>(connection_.release());
       static_cast<void>(link_.release());
+      static_cast<void>(workers_.release());
       return;
     }
     // Its operations use the connection, and calls that end with that may ask for it.
@@ -254,6 +258,8 @@ class Client::Impl {
   Connection& connection() { return *connection_; }
   // Null when bytes travel inline whatever happens.
   DataLink* link() { return link_.get(); }
+  // Null: values travel as they are.
+  WorkerPool* encoder() { return encodes() ? workers_.get() : nullptr; }
   bool encodes() const {
     return options_.encode_in == EncodeIn::kClient ||
            (options_.encode_in == EncodeIn::kAuto && !local_);
@@ -372,7 +378,9 @@ class Client::Impl {
   std::atomic<bool> fell_back_{false};
   Mutex mu_;
   std::map<Fingerprint, ClientNamespace> registered_ ABSL_GUARDED_BY(mu_);
-  std::unique_ptr<DataLink> link_;  // May be null; constant after construction.
+  // May be null; constant after construction. Workers are used by both others.
+  std::unique_ptr<WorkerPool> workers_;
+  std::unique_ptr<DataLink> link_;
   std::unique_ptr<Connection>
       connection_;  // Last: its destructor ends the calls that use the rest.
 };
@@ -452,7 +460,8 @@ void Client::StoreAsync(const ClientNamespace& ns, absl::Span<const StoreBlock> 
                              deadline, attempt_done);
             },
             [=] {
-              StartStoreStream(impl->connection(), ns, blocks, options, deadline, attempt_done);
+              StartStoreStream(impl->connection(), impl->encoder(), ns, blocks, options, deadline,
+                               attempt_done);
             },
             attempt_done);
       },

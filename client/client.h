@@ -231,8 +231,8 @@ enum class DataPath : std::uint8_t {
 
 // Where 16-bit values become tiles.
 enum class EncodeIn : std::uint8_t {
-  kAuto,    // Here where UCX carries them to a daemon that is not local, so that only tiles travel.
-  kClient,  // Here, where UCX carries them.
+  kAuto,  // Here for a daemon that is not local, so that only tiles travel.
+  kClient,
   kDaemon,
 };
 

@@ -91,12 +91,12 @@ class DataLink::Waiter final : public Completion {
   grpc::Alarm alarm_;
 };
 
-DataLink::DataLink(Connection& connection, const Options& options, AskForOffer ask)
+DataLink::DataLink(Connection& connection, WorkerPool& workers, bool plaintext, AskForOffer ask)
     : grpc_(connection),
-      options_(options),
+      workers_(workers),
+      plaintext_(plaintext),
       ask_(std::move(ask)),
-      self_(RandomIdentity()),
-      workers_(std::make_unique<WorkerPool>(std::max(1u, options_.threads), "kvmill-data")) {}
+      self_(RandomIdentity()) {}
 
 DataLink::~DataLink() = default;
 
@@ -185,7 +185,7 @@ void DataLink::OnOffer(const absl::StatusOr<v1::ConnectReply>& reply) {
     dialing_ = true;
   }
   // The first time takes long: UCX looks at the network devices.
-  workers_->Post([this, offer = *reply] {
+  workers_.Post([this, offer = *reply] {
     Dial(offer);
     MutexLock lock(mu_);
     dialing_ = false;
@@ -196,7 +196,7 @@ void DataLink::OnOffer(const absl::StatusOr<v1::ConnectReply>& reply) {
 void DataLink::Dial(const v1::ConnectReply& reply) {
   absl::StatusOr<Offer> offer = OfferFromProto(reply);
   if (!offer.ok()) return Finish(offer.status());
-  if (reply.plaintext() != options_.plaintext) {
+  if (reply.plaintext() != plaintext_) {
     return Finish(absl::FailedPreconditionError(
         reply.plaintext()
             ? "the daemon does not encrypt its data plane, and this client wants to"
@@ -211,7 +211,7 @@ void DataLink::Dial(const v1::ConnectReply& reply) {
   if (transport_ == nullptr) {
     TransportOptions options;
     options.self = self_;
-    options.plaintext = options_.plaintext;
+    options.plaintext = plaintext_;
     options.limits.waiting_calls_max = kWaitingCallsMax;
     UcxOptions ucx;
     ucx.family = ipv6 ? AddressFamily::kIpv6 : AddressFamily::kIpv4;

@@ -39,13 +39,8 @@ class DataLink {
       std::function<void(const v1::ConnectRequest& request, Deadline deadline, OfferDone done)>;
   using Use = std::function<void(const absl::StatusOr<ConnectionPtr>&)>;
 
-  struct Options {
-    bool plaintext = false;
-    std::uint32_t threads = 1;
-  };
-
-  // `connection` outlives it.
-  DataLink(Connection& connection, const Options& options, AskForOffer ask);
+  // The first two outlive it.
+  DataLink(Connection& connection, WorkerPool& workers, bool plaintext, AskForOffer ask);
   // After Stop.
   ~DataLink();
 
@@ -63,7 +58,7 @@ class DataLink {
   void End();
 
   // Threads for what takes long: verifying, encoding, the engine's own code.
-  WorkerPool& workers() { return *workers_; }
+  WorkerPool& workers() { return workers_; }
 
   // Of the open connection, as "tcp/eth0"; empty: there is none.
   std::string transport() const;
@@ -79,7 +74,8 @@ class DataLink {
   void Finish(const absl::StatusOr<ConnectionPtr>& result);
 
   Connection& grpc_;
-  const Options options_;
+  WorkerPool& workers_;
+  const bool plaintext_;
   const AskForOffer ask_;
   const NodeIdentity self_;
 
@@ -98,7 +94,6 @@ class DataLink {
   // Used by the one attempt to connect, and by Stop when there is none.
   std::unique_ptr<Transport> transport_;
   bool transport_ipv6_ = false;
-  std::unique_ptr<WorkerPool> workers_;  // Constant after construction.
 };
 
 }  // namespace kvmill

@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/bulk_codec.h"
 #include "client/convert.h"
+#include "client/store_chunks.h"
 #include "client/store_results.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
@@ -62,16 +65,21 @@ struct Cursor {
 
 class StoreStream {
  public:
-  StoreStream(Connection& connection, const ClientNamespace& ns,
+  StoreStream(Connection& connection, WorkerPool* encoder, const ClientNamespace& ns,
               absl::Span<const StoreBlock> blocks, const StoreOptions& options,
               std::function<void(absl::StatusOr<StoreResult>)> done)
       : connection_(connection),
+        encoder_(encoder),
         ns_(ns),
         blocks_(blocks),
         options_(options),
         done_(std::move(done)),
         pins_(new Pins([this] { connection_.Post([this] { Complete(); }); })),
-        results_(blocks.size(), ns.spec.groups.size()) {}
+        pieces_(ns_, blocks_, options_, kChunkBytes),
+        more_(!blocks.empty()),
+        results_(blocks.size(), ns.spec.groups.size()) {
+    if (more_) next_ = pieces_.First();
+  }
 
   void Start(std::chrono::system_clock::time_point deadline) {
     connection_.Admit(context_.get(), deadline, [this](const Connection::Admission& admission) {
@@ -109,7 +117,15 @@ class StoreStream {
     outgoing_.Clear();
     if (!ok) {  // The status says why.
       EndSide(&writes_ended_);
-    } else if (NextChunk()) {
+    } else if (encoder_ != nullptr) {
+      encoder_->Post([this] { WriteNext(); });
+    } else {
+      WriteNext();
+    }
+  }
+
+  void WriteNext() {
+    if (encoder_ != nullptr ? NextEncoded() : NextChunk()) {
       stream_->Write(outgoing_, &write_done_);
     } else {
       stream_->WritesDone(&half_close_done_);
@@ -234,6 +250,66 @@ class StoreStream {
     return true;
   }
 
+  // The same, of what is encoded here first.
+  bool NextEncoded() {
+    while (encoded_.empty()) {
+      if (!more_) return false;
+      EncodeNext();
+    }
+    // Slices share the chunk.
+    const auto chunk = std::make_shared<StoreChunk>(std::move(encoded_.front()));
+    encoded_.pop_front();
+    std::vector<grpc::Slice> slices(1);
+    std::size_t bytes = 0;
+    for (const absl::Span<const std::byte>& span : chunk->bytes) {
+      bytes += span.size();
+      pins_->Add();
+      slices.emplace_back(const_cast<std::byte*>(span.data()), span.size(), &ChunkSlice::Drop,
+                          new ChunkSlice{chunk, pins_});
+    }
+    slices[0] = grpc::Slice(EncodeBulkHead(chunk->head, kChunkField, bytes));
+    outgoing_ = grpc::ByteBuffer(slices.data(), slices.size());
+    return true;
+  }
+
+  void EncodeNext() {
+    const StorePiece piece = next_;
+    bool closed = false;
+    {
+      MutexLock lock(mu_);
+      closed = results_.closed(piece.block, piece.group);
+    }
+    if (!closed) {
+      std::vector<StoreChunk> chunks;
+      absl::Status status;
+      if (pieces_.MayEncode(piece)) {
+        status = pieces_.Encode(piece, &chunks);
+      } else {
+        chunks.push_back(pieces_.Gather(piece));
+      }
+      if (status.ok()) {
+        chunks.back().head.set_last(piece.last);
+        for (StoreChunk& chunk : chunks) encoded_.push_back(std::move(chunk));
+        more_ = pieces_.Next(&next_);
+        return;
+      }
+      v1::StoreResult failed;
+      failed.set_sequence(piece.block);
+      failed.set_group(piece.group);
+      ToProto(status, failed.mutable_status());
+      MutexLock lock(mu_);
+      results_.Add(failed);
+    }
+    // Its result is there: the rest stays here. The daemon still wants to hear `last`.
+    StoreChunk nothing;
+    StorePiece no_layers = piece;
+    no_layers.layer_count = 0;
+    nothing.head = pieces_.HeadOf(no_layers);
+    nothing.head.set_last(true);
+    encoded_.push_back(std::move(nothing));
+    more_ = pieces_.NextGroup(&next_);
+  }
+
   std::size_t AppendLayer(const LayerInput& input, const TileFormat& format,
                           std::uint32_t token_count, std::uint32_t head, std::uint32_t head_count,
                           std::vector<grpc::Slice>* slices) {
@@ -304,7 +380,20 @@ class StoreStream {
     if (started) connection.End(nullptr);
   }
 
+  // What a slice of an encoded chunk owns.
+  struct ChunkSlice {
+    std::shared_ptr<StoreChunk> chunk;
+    Pins* pins;
+    static void Drop(void* slice) {
+      auto* const self = static_cast<ChunkSlice*>(slice);
+      Pins* const pins = self->pins;
+      delete self;
+      Pins::Drop(pins);
+    }
+  };
+
   Connection& connection_;
+  WorkerPool* const encoder_;  // Null: what travels is as it came.
   const ClientNamespace ns_;
   const absl::Span<const StoreBlock> blocks_;
   const StoreOptions options_;
@@ -326,6 +415,11 @@ class StoreStream {
   grpc::ByteBuffer incoming_;
   Cursor at_;                    // Of the writing side.
   std::size_t first_layer_ = 0;  // Index of the current group's first layer in StoreBlock::layers.
+  // Instead of these two, with an encoder:
+  const StorePieces pieces_;
+  bool more_;
+  StorePiece next_;                 // If more_.
+  std::deque<StoreChunk> encoded_;  // That were not written yet.
   absl::Status status_;
 
   Mutex mu_;
@@ -373,12 +467,12 @@ absl::Status CheckStore(const ClientNamespace& ns, absl::Span<const StoreBlock> 
   return absl::OkStatus();
 }
 
-void StartStoreStream(Connection& connection, const ClientNamespace& ns,
+void StartStoreStream(Connection& connection, WorkerPool* encoder, const ClientNamespace& ns,
                       absl::Span<const StoreBlock> blocks, const StoreOptions& options,
                       std::chrono::system_clock::time_point deadline,
                       std::function<void(absl::StatusOr<StoreResult>)> done) {
   // Deletes itself after `done`.
-  (new StoreStream(connection, ns, blocks, options, std::move(done)))->Start(deadline);
+  (new StoreStream(connection, encoder, ns, blocks, options, std::move(done)))->Start(deadline);
 }
 
 }  // namespace kvmill

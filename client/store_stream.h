@@ -10,6 +10,7 @@
 #include "absl/types/span.h"
 #include "client/client.h"
 #include "client/connection.h"
+#include "storage/core/worker_pool.h"
 
 namespace kvmill {
 
@@ -17,9 +18,10 @@ namespace kvmill {
 absl::Status CheckStore(const ClientNamespace& ns, absl::Span<const StoreBlock> blocks,
                         const StoreOptions& options);
 
-// Starts the call; `done` is called once, when the transport holds no reference to the blocks'
+// Starts the call; with an `encoder`, values become records on it before they travel. `done` is
+// called once, when the transport holds no reference to the blocks'
 // memory any more. The arguments passed CheckStore.
-void StartStoreStream(Connection& connection, const ClientNamespace& ns,
+void StartStoreStream(Connection& connection, WorkerPool* encoder, const ClientNamespace& ns,
                       absl::Span<const StoreBlock> blocks, const StoreOptions& options,
                       std::chrono::system_clock::time_point deadline,
                       std::function<void(absl::StatusOr<StoreResult>)> done);

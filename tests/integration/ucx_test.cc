@@ -195,10 +195,18 @@ TEST_F(UcxTest, RecordsAreThoseOfTheInlinePath) {
     EXPECT_EQ(want.raw_heads, 2u * 9u + 1u);  // The sink block, the tail, and that head.
 
     std::string transport;
-    for (const EncodeIn encode_in : {EncodeIn::kClient, EncodeIn::kDaemon}) {
-      const std::string name = encode_in == EncodeIn::kClient ? "client" : "daemon";
+    struct Way {
+      const char* name;
+      DataPath path;
+      EncodeIn encode_in;
+    };
+    for (const Way& way : {Way{"ucx, client", DataPath::kUcx, EncodeIn::kClient},
+                           Way{"ucx, daemon", DataPath::kUcx, EncodeIn::kDaemon},
+                           Way{"inline, client", DataPath::kInline, EncodeIn::kClient}}) {
+      const std::string name = way.name;
       SCOPED_TRACE(name);
-      const auto client = UcxClient({.data_plane_plaintext = plaintext, .encode_in = encode_in});
+      const auto client = UcxClient(
+          {.path = way.path, .data_plane_plaintext = plaintext, .encode_in = way.encode_in});
       const std::vector<StoreBlock> blocks = sequence.Blocks(name);
       const auto stored = client->Store(ns, blocks, {});
       ASSERT_TRUE(stored.ok()) << stored.status();
@@ -212,8 +220,10 @@ TEST_F(UcxTest, RecordsAreThoseOfTheInlinePath) {
       EXPECT_EQ(stored->tile_bytes, want.tile_bytes);
       EXPECT_EQ(stored->tile_raw_bytes, want.tile_raw_bytes);
       EXPECT_EQ(stored->raw_heads, want.raw_heads);
-      transport = client->ucx_transport();
-      EXPECT_THAT(transport, HasSubstr("tcp"));
+      if (way.path == DataPath::kUcx) {
+        transport = client->ucx_transport();
+        EXPECT_THAT(transport, HasSubstr("tcp"));
+      }
       const auto again = client->Store(ns, blocks, {});
       ASSERT_TRUE(again.ok()) << again.status();
       EXPECT_EQ(again->blocks_existing, 6u);
@@ -289,9 +299,12 @@ TEST_F(UcxTest, ABlockWithAValueThatIsNotFiniteFailsAlone) {
   const ClientNamespace ns = Open("n", spec);
   Sequence sequence(spec, 64 * 3, 2);
   sequence.At(1, true, 64 + 5, 1, 7) = 0x7E00;  // NaN.
-  for (const EncodeIn encode_in : {EncodeIn::kClient, EncodeIn::kDaemon}) {
-    const auto client = UcxClient({.encode_in = encode_in});
-    const std::string name = absl::StrCat("s", static_cast<int>(encode_in));
+  int number = 0;
+  for (const auto& [path, encode_in] :
+       {std::pair(DataPath::kUcx, EncodeIn::kClient), std::pair(DataPath::kUcx, EncodeIn::kDaemon),
+        std::pair(DataPath::kInline, EncodeIn::kClient)}) {
+    const auto client = UcxClient({.path = path, .encode_in = encode_in});
+    const std::string name = absl::StrCat("s", ++number);
     const auto stored = client->Store(ns, sequence.Blocks(name), {});
     ASSERT_TRUE(stored.ok()) << stored.status();
     EXPECT_EQ(stored->blocks_stored, 2u);
