@@ -207,7 +207,8 @@ class ConnectionCore final : public PeerConnection,
   bool pumping_ = false;
   std::vector<std::unique_ptr<SegmentOut>> free_out_;  // For reuse.
   std::vector<std::unique_ptr<SegmentIn>> free_in_;
-  std::vector<WirePiece> pieces_;
+  std::vector<WirePiece> pieces_;   // Scratch of Pump,
+  std::vector<WirePiece> placing_;  // and of PlaceSegment.
   std::unique_ptr<Wire> wire_;
 };
 

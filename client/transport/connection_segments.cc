@@ -355,10 +355,10 @@ bool ConnectionCore::PlaceSegment(const ExchangePtr& exchange, const SegmentHead
     }
     return false;
   }
-  std::vector<WirePiece> pieces;
-  in.Find(header.offset, header.segment_bytes, &pieces);
+  placing_.clear();
+  in.Find(header.offset, header.segment_bytes, &placing_);
   if (opening_ != nullptr) opening_->Begin(SegmentCipher::Part::kData, header.counter, {});
-  for (const WirePiece& piece : pieces) {
+  for (const WirePiece& piece : placing_) {
     if (opening_ != nullptr) {
       opening_->Update(data.first(piece.bytes), piece.data);
     } else {

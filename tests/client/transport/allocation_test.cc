@@ -1,0 +1,82 @@
+// A long payload takes no more allocations than a short one: nothing is allocated per segment or
+// per page. Counts what this program allocates by operator new, UCX's own memory not included.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "tests/client/transport/transport_fixture.h"
+
+namespace {
+
+std::atomic<std::uint64_t> allocations{0};
+
+}  // namespace
+
+// Not inlined: else the compiler sees malloc's memory given to operator delete, or the reverse.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* const memory = std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
+  std::free(memory);
+}
+
+namespace kvmill::testing {
+namespace {
+
+class AllocationTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(All, AllocationTest, ::testing::Bool(), [](const auto& test) {
+  return std::string(test.param ? "Plaintext" : "Encrypted");
+});
+
+TEST_P(AllocationTest, LongPayloadsCostNoMoreThanShortOnes) {
+  constexpr std::size_t kPageBytes = 111 << 10;
+  Pair pair(TransportKind{true, GetParam()});
+  pair.server_options.limits.request_bytes_max = 64 << 20;
+  pair.Make();
+  const ConnectionPtr connection = pair.Connect();
+  const std::vector<std::byte> pool = RandomData(256 * kPageBytes, 1);
+  std::vector<std::byte> place(pool.size());
+  // Pages between pools: an answer gathered from `pages` spans into as many.
+  std::size_t pages = 0;
+  pair.server_handler.set_on_call([&](std::unique_ptr<IncomingCall> call) {
+    SourceSpans spans;
+    spans.reserve(pages);
+    for (std::size_t i = 0; i < pages; ++i) {
+      spans.push_back(absl::MakeConstSpan(pool).subspan(i * kPageBytes, kPageBytes));
+    }
+    call->Respond({.payload = std::move(spans)});
+  });
+  const auto pull = [&](std::size_t count) {
+    pages = count;
+    auto result = std::make_shared<CallResult>();
+    Call call;
+    call.timeout_nanos = 10 * kSecond;
+    call.place = [&](const ResponseHead&, DestinationSpans* spans) {
+      spans->reserve(pages);
+      for (std::size_t i = 0; i < pages; ++i) {
+        spans->push_back(absl::MakeSpan(place).subspan(i * kPageBytes, kPageBytes));
+      }
+      return absl::OkStatus();
+    };
+    call.done = [result](absl::StatusOr<Response> r) { result->done.Set(std::move(r)); };
+    const std::uint64_t before = allocations.load();
+    connection->Start(std::move(call));
+    EXPECT_TRUE(pair.Wait(result).ok()) << result->status();
+    pair.ExpectIdle();
+    return allocations.load() - before;
+  };
+  pull(256);  // Buffers that are reused grow to their sizes.
+  pull(256);
+  const std::uint64_t of_short = pull(4);
+  const std::uint64_t of_long = pull(256);
+  EXPECT_TRUE(place == pool);
+  EXPECT_LE(of_long, of_short + 20) << "252 pages more";
+  EXPECT_LE(of_short, 80u);
+}
+
+}  // namespace
+}  // namespace kvmill::testing
