@@ -45,10 +45,10 @@ void ConnectionCore::Pump() {
     out.queued = false;
     if (!out.stopped) {
       pieces_.clear();
-      const bool sealed = sealing_ != nullptr;
-      const SegmentHeader header = out.Cut(
-          sealed ? std::min(segment_bytes_max_, kSealedSegmentBytesMax) : segment_bytes_max_,
-          sealed, &pieces_);
+      const SegmentHeader header =
+          out.Cut(sealing_ == nullptr ? segment_bytes_max_
+                                      : std::min(segment_bytes_max_, kSealedSegmentBytesMax),
+                  &pieces_);
       const bool first = header.offset == 0;
       if (!out.all_cut()) Queue(exchange);
       SendSegment(exchange, header,

@@ -28,8 +28,7 @@ void OutgoingMessage::Set(SegmentKind kind, std::uint64_t call_id, std::vector<s
   payload_bytes_ = TotalBytes(spans_);
 }
 
-SegmentHeader OutgoingMessage::Cut(std::size_t segment_bytes_max, bool together,
-                                   std::vector<WirePiece>* pieces) {
+SegmentHeader OutgoingMessage::Cut(std::size_t segment_bytes_max, std::vector<WirePiece>* pieces) {
   SegmentHeader header;
   header.kind = kind_;
   header.call_id = call_id_;
@@ -42,9 +41,10 @@ SegmentHeader OutgoingMessage::Cut(std::size_t segment_bytes_max, bool together,
   std::size_t bytes = 0;
   while (span_ < spans_.size() && pieces->size() < kPiecesMax) {
     const absl::Span<const std::byte> rest = spans_[span_].subspan(span_offset_);
-    // A long run travels alone, so that it needs no gathering; short ones are pushed together.
+    // A long run travels alone: it needs no gathering, and lies in one place where the receiver has
+    // the same pages. Short ones are pushed together.
     std::size_t room = segment_bytes_max - bytes;
-    if (!together && bytes != 0) {
+    if (bytes != 0) {
       if (rest.size() > kPushBytesMax) break;
       room = bytes >= kPushBytesMax ? 0 : kPushBytesMax - bytes;
     }
@@ -57,7 +57,7 @@ SegmentHeader OutgoingMessage::Cut(std::size_t segment_bytes_max, bool together,
       ++span_;
       span_offset_ = 0;
     }
-    if (!together && bytes > kPushBytesMax) break;
+    if (bytes > kPushBytesMax) break;
   }
   header.segment_bytes = static_cast<std::uint32_t>(bytes);
   offset_ += bytes;

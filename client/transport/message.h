@@ -35,7 +35,7 @@ class OutgoingMessage {
 
   // The next segment: as much as lies together, up to `segment_bytes_max`; or small spans together,
   // up to kPushBytesMax. Appends to `pieces`.
-  SegmentHeader Cut(std::size_t segment_bytes_max, bool together, std::vector<WirePiece>* pieces);
+  SegmentHeader Cut(std::size_t segment_bytes_max, std::vector<WirePiece>* pieces);
   bool all_cut() const { return cut_any_ && offset_ == payload_bytes_; }
 
   const std::vector<std::byte>& head() const { return head_; }

@@ -164,7 +164,6 @@ TEST(ByteRangesTest, AgreesWithASetOfBytes) {
 TEST(MessageTest, CutsAndPlacesEveryByteOnce) {
   std::mt19937_64 random(4);
   for (int round = 0; round < 100; ++round) {
-    const bool together = round % 2 == 0;
     const std::size_t bytes = random() % (round % 5 == 0 ? 3'000'000 : 300'000);
     std::vector<std::byte> data(bytes), out(bytes);
     for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(i * 7 + i / 251);
@@ -191,13 +190,13 @@ TEST(MessageTest, CutsAndPlacesEveryByteOnce) {
     std::uint64_t next = 0;
     do {
       std::vector<WirePiece> pieces;
-      const SegmentHeader header = message.Cut(kMax, together, &pieces);
+      const SegmentHeader header = message.Cut(kMax, &pieces);
       ASSERT_EQ(header.offset, next);
       ASSERT_EQ(header.head_bytes, next == 0 ? 5u : 0u);
       ASSERT_LE(header.segment_bytes, kMax);
       ASSERT_LE(pieces.size(), kPiecesMax);
       // What is not pushed lies in one piece, so that nothing gathers it.
-      if (!together && header.segment_bytes > kPushBytesMax) {
+      if (header.segment_bytes > kPushBytesMax) {
         ASSERT_EQ(pieces.size(), 1u);
       }
       std::vector<WirePiece> places;
