@@ -135,10 +135,9 @@ class PagePool::Impl {
   void InitGenerations(std::uint32_t arena);
   // Where the slots of an extent begin.
   std::byte* ExtentAddress(std::uint32_t extent) const {
-    const std::uint32_t arena = extent / extents_per_arena_;
+    if (device_arenas_ == nullptr) return memory_->base() + extent * kExtentBytes;
     const std::size_t number = extent % extents_per_arena_;
-    return device_arenas_ == nullptr ? memory_->address(arena) + number * kExtentBytes
-                                     : device_arenas_->address(arena) + (number - 1) * kExtentBytes;
+    return device_arenas_->address(extent / extents_per_arena_) + (number - 1) * kExtentBytes;
   }
 
   const std::uint32_t extents_per_arena_;

@@ -142,14 +142,14 @@ bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, Bloc
     ref->memory_ = TierOf(e.flags);
     ref->slots_.clear();
     ref->pages_.clear();
-    ref->slots_.reserve(e.pages().size());
     ref->pages_.reserve(e.pages().size());
     const PagePool& pool = tiers_->pool(ref->memory_);
     for (const PagePlace& place : e.pages()) {
-      ref->slots_.push_back(place.slot);
       ref->pages_.push_back(pool.Bytes(place.slot).first(place.page_bytes));
       bytes += place.page_bytes;
     }
+    if (ref->memory_ != Tier::kGpu) return;
+    for (const PagePlace& place : e.pages()) ref->slots_.push_back(place.slot);
   });
   if (entry == kNoEntry) return false;
   ref->store_ = store;

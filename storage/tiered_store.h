@@ -68,7 +68,8 @@ class BlockRef {
   std::uint32_t token_count_ = 0;
   Tier tier_ = Tier::kHost;
   Tier memory_ = Tier::kHost;
-  std::vector<SlotRef> slots_;  // Of the pool of memory_.
+  // Of the pool of memory_. Empty for a block that is in host memory: its entry has them.
+  std::vector<SlotRef> slots_;
   std::vector<absl::Span<const std::byte>> pages_;
 };
 

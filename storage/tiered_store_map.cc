@@ -23,15 +23,21 @@ std::uint64_t TieredStore::Touch(absl::Span<const BlockId> ids) {
 
 void TieredStore::Locate(const BlockRef& block, std::vector<PageLocation>* pages) const {
   const PagePool& pool = impl_->tiers_->pool(block.memory_);
-  for (std::size_t i = 0; i < block.slots_.size(); ++i) {
-    const PagePool::Location where = pool.Locate(block.slots_[i]);
+  std::vector<SlotRef> slots = block.slots_;
+  if (slots.empty()) {
+    impl_->index_->With(block.entry_, [&](BlockEntry& e) {
+      for (const PagePlace& place : e.pages()) slots.push_back(place.slot);
+    });
+  }
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const PagePool::Location where = pool.Locate(slots[i]);
     PageLocation& page = pages->emplace_back();
     page.tier = block.memory_;
     page.arena = where.arena;
     page.arena_epoch = where.arena_epoch;
     page.offset_bytes = where.offset_bytes;
     page.page_bytes = static_cast<std::uint32_t>(block.pages_[i].size());
-    page.generation = pool.Generation(block.slots_[i]);
+    page.generation = pool.Generation(slots[i]);
     page.generation_offset_bytes = where.generation_offset_bytes;
   }
 }
