@@ -1,9 +1,9 @@
 // A process at the other end of a UCX transport, for tests that stop and kill it.
 //
-//   transport_peer (plaintext|encrypted)
+//   transport_peer (plaintext|encrypted) [ADDRESS:PORT]
 //
-// Listens on loopback and serves: `pull N` answers with N bytes, `sink` receives the request and
-// answers, `hold` never answers. Reads commands from standard input:
+// Listens there, by default on loopback, and serves: `pull N` answers with N bytes, `sink` receives
+// the request and answers, `hold` never answers. Reads commands from standard input:
 //   offer                    prints an offer: address, key id and key in hexadecimal
 //   dial ADDRESS ID KEY      connects to the node "server", incarnation 11, and prints how that
 //   went push N, pull N           starts such a call on that connection
@@ -46,14 +46,14 @@ class PeerHandler final : public TransportHandler {
   std::vector<std::byte> data_;  // Of all answers: tests pull one size.
 };
 
-int Run(bool plaintext) {
+int Run(bool plaintext, const std::string& listen) {
   PeerHandler handler;
   TransportOptions options;
   options.self = {NodeIdentity::IdOf("peer"), static_cast<std::uint64_t>(getpid())};
   options.plaintext = plaintext;
   options.handler = &handler;
   absl::StatusOr<std::unique_ptr<Transport>> transport =
-      MakeUcxTransport(options, {.listen = {"127.0.0.1:0"}});
+      MakeUcxTransport(options, {.listen = {listen}});
   if (!transport.ok()) {
     std::cerr << transport.status() << "\n";
     return 1;
@@ -111,5 +111,6 @@ int Run(bool plaintext) {
 }  // namespace kvmill::testing
 
 int main(int argc, char** argv) {
-  return kvmill::testing::Run(argc > 1 && std::strcmp(argv[1], "plaintext") == 0);
+  return kvmill::testing::Run(argc > 1 && std::strcmp(argv[1], "plaintext") == 0,
+                              argc > 2 ? argv[2] : "127.0.0.1:0");
 }
