@@ -219,9 +219,9 @@ const Family kFamilies[] = {
              {{"op", names.first}, {"stage", names.second}});
        }
        AddHistogram<kStageSecondsBounds.size()>(out, kStageSecondsBounds, s.data.store_seconds,
-                                                {{"op", "store"}, {"stage", "transfer"}});
+                                                {{"op", "store"}, {"stage", "network"}});
        AddHistogram<kStageSecondsBounds.size()>(out, kStageSecondsBounds, s.data.fetch_seconds,
-                                                {{"op", "fetch"}, {"stage", "transfer"}});
+                                                {{"op", "fetch"}, {"stage", "network"}});
      }},
     {"data_connections", MetricType::Gauge, "Connections of the UCX data plane.",
      [](const Source& s, MetricFamily* out) { Add(out, s.data.connections); }},

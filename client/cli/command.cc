@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <iostream>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -107,6 +108,19 @@ CLI::App* CommandLine::Add(CLI::App& parent, const std::string& name, const std:
   return app;
 }
 
+void CommandLine::AddPath(CLI::App& app) {
+  const std::map<std::string, DataPath> paths = {
+      {"auto", DataPath::kAuto}, {"inline", DataPath::kInline}, {"ucx", DataPath::kUcx}};
+  app.add_option_function<std::string>(
+         "--path", [this, paths](const std::string& name) { flags_.path = paths.at(name); },
+         "How blocks travel: inline (gRPC), ucx, or auto (default): ucx where the daemon is not "
+         "local and offers it")
+      ->check(CLI::IsMember({"auto", "inline", "ucx"}))
+      ->type_name("PATH");
+  app.add_flag("--data-plane-plaintext", flags_.data_plane_plaintext,
+               "UCX without encryption, as the daemon was started");
+}
+
 int CommandLine::Run(int argc, char** argv) {
   AddCommonFlags(root_);
   try {
@@ -168,6 +182,8 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonFlags& flags) {
   Client::Options options;
   options.address = flags.server;
   options.timeout = flags.timeout;
+  options.path = flags.path;
+  options.data_plane_plaintext = flags.data_plane_plaintext;
   return Client::Create(options);
 }
 

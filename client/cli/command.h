@@ -25,6 +25,9 @@ struct CommonFlags {
   bool json = false;
   std::string server;  // As ParseServerAddress takes it.
   absl::Duration timeout = absl::Seconds(60);
+  // Of commands with AddPath.
+  DataPath path = DataPath::kAuto;
+  bool data_plane_plaintext = false;
 };
 
 // Builds the command tree and runs the one that was asked for.
@@ -44,6 +47,9 @@ class CommandLine {
   // runs after the whole command line was read.
   CLI::App* Add(CLI::App& parent, const std::string& name, const std::string& summary,
                 const std::string& help, Body body);
+
+  // --path and --data-plane-plaintext, for commands that move blocks.
+  void AddPath(CLI::App& app);
 
   // Reads the command line and runs the command. The exit code.
   int Run(int argc, char** argv);

@@ -15,6 +15,7 @@ void AddPlanCommands(CommandLine& line);     // replay, capacity
 void AddBenchCommands(CommandLine& line);    // bench encode, lookup
 // Called by AddBenchCommands.
 void AddBenchAttention(CommandLine& line, CLI::App& bench);
+void AddBenchData(CommandLine& line, CLI::App& bench);
 void AddBenchDisk(CommandLine& line, CLI::App& bench);
 
 }  // namespace kvmill::cli

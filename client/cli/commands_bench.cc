@@ -183,6 +183,7 @@ void AddBenchCommands(CommandLine& line) {
       ->capture_default_str();
 
   AddBenchAttention(line, *bench);
+  AddBenchData(line, *bench);
   AddBenchDisk(line, *bench);
 }
 

@@ -263,6 +263,7 @@ void AddFetchCommands(CommandLine& line) {
   app->add_option("--out", get->out, "What stands before L00_k.npy")
       ->required()
       ->type_name("PREFIX");
+  line.AddPath(*app);
   app->add_flag("--tiles", get->tiles, "Write records instead of decoded K and V");
 }
 

@@ -262,6 +262,7 @@ void AddStoreCommands(CommandLine& line) {
   app->add_option("--wait", put->wait, "sealed or durable")
       ->check(CLI::IsMember({"sealed", "durable"}))
       ->capture_default_str();
+  line.AddPath(*app);
   const std::string identity = "Identity of the namespace";
   app->add_option("--model", put->model, "Name of the model")->group(identity);
   app->add_option("--revision", put->revision, "Revision of its weights")->group(identity);

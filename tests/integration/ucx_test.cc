@@ -253,8 +253,8 @@ TEST_F(UcxTest, RecordsAreThoseOfTheInlinePath) {
     EXPECT_EQ(Metric(absl::StrCat("bytes_total{direction=\"out\",", path)),
               2.0 * static_cast<double>(want.stored_bytes));
     EXPECT_EQ(Metric("fetched_blocks_total{path=\"ucx\",tier=\"host\",result=\"hit\"}"), 2 * 12);
-    EXPECT_GT(Metric("stage_duration_seconds_count{op=\"store\",stage=\"transfer\"}"), 0);
-    EXPECT_GT(Metric("stage_duration_seconds_count{op=\"fetch\",stage=\"transfer\"}"), 0);
+    EXPECT_GT(Metric("stage_duration_seconds_count{op=\"store\",stage=\"network\"}"), 0);
+    EXPECT_GT(Metric("stage_duration_seconds_count{op=\"fetch\",stage=\"network\"}"), 0);
     ExpectIdle(0);
     daemon_.reset();  // Another one takes its socket.
   }

@@ -75,6 +75,8 @@ class Contracts(Case):
         self.ask("bench", "encode", *shape, "--repetitions", "1", server=False)
         self.ask("bench", "attention", "--context", "1024", "--repetitions", "1", server=False)
         self.ask("bench", "lookup", "--keys", "1000", server=False)
+        self.ask("bench", "fetch", "--bytes", "64KiB", "--count", "3")
+        self.ask("bench", "store", "--bytes", "64KiB", "--count", "3")
         self.ask("bench", "disk", "--bytes", "16MiB", "--dir", self.path(""), server=False)
         rows = set(self.rows("kvmill"))
         self.assertEqual(self.seen, rows)
