@@ -209,8 +209,8 @@ TEST_F(Arguments, ValuesOutOfRangeAreNamed) {
     EXPECT_NE(std::string(kvmill_last_error()).find(text), std::string::npos)
         << kvmill_last_error() << ", want " << text;
   };
-  const std::string long_name(65, 'k'), empty;
-  const kvmill_key keys[] = {Key("x"), Key(long_name)};
+  const std::string name = "x", long_name(65, 'k'), empty;
+  const kvmill_key keys[] = {Key(name), Key(long_name)};
   says(kvmill_lookup(client_, ns, keys, 2, 0, nullptr, queue_, 1), "key 1");
   const kvmill_key no_bytes = Key(empty), no_data = {nullptr, 4};
   says(kvmill_lookup(client_, ns, &no_bytes, 1, 0, nullptr, queue_, 1), "empty");

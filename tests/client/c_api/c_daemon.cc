@@ -176,11 +176,10 @@ std::vector<kvmill_fetch_output> CApiTest::Outputs(SmallBlock* block) const {
   return layers;
 }
 
-kvmill_store_block CApiTest::Block(const std::string& key,
-                                   const std::vector<kvmill_store_layer>& layers,
+kvmill_store_block CApiTest::Block(const char* key, const std::vector<kvmill_store_layer>& layers,
                                    std::uint32_t token_count) const {
   auto block = Init<kvmill_store_block>();
-  block.key = Key(key);
+  block.key = {key, std::strlen(key)};
   block.token_count = token_count;
   block.layers = layers.data();
   block.layer_count = layers.size();
@@ -189,7 +188,7 @@ kvmill_store_block CApiTest::Block(const std::string& key,
 
 Outcome CApiTest::Put(const kvmill_namespace* ns, const std::string& key, const SmallBlock& block) {
   const std::vector<kvmill_store_layer> layers = Inputs(block);
-  const kvmill_store_block stored = Block(key, layers);
+  const kvmill_store_block stored = Block(key.c_str(), layers);
   Outcome outcome = Finish(kvmill_store(client_, ns, &stored, 1, nullptr, nullptr, queue_, 2));
   EXPECT_EQ(BlockOf(outcome).code, KVMILL_OK) << BlockOf(outcome).message;
   return outcome;

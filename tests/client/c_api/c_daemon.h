@@ -56,10 +56,12 @@ class CApiTest : public ::testing::Test {
   kvmill_namespace* Open(const std::string& name);  // With blocks of its own.
   std::vector<kvmill_store_layer> Inputs(const SmallBlock& block) const;
   std::vector<kvmill_fetch_output> Outputs(SmallBlock* block) const;
-  kvmill_store_block Block(const std::string& key, const std::vector<kvmill_store_layer>& layers,
+  // `key` and `layers` are borrowed.
+  kvmill_store_block Block(const char* key, const std::vector<kvmill_store_layer>& layers,
                            std::uint32_t token_count = SmallBlock::kTokens) const;
   Outcome Put(const kvmill_namespace* ns, const std::string& key, const SmallBlock& block);
   static kvmill_key Key(const std::string& key) { return {key.data(), key.size()}; }
+  static kvmill_key Key(std::string&& key) = delete;  // It would be gone.
   static kvmill_block_result BlockOf(const Outcome& outcome, std::size_t block = 0);
 
   kvmill_client* client_ = nullptr;

@@ -258,7 +258,7 @@ TEST_F(Operations, RecordsAndPagesComeAsTheyAreAndRecordsCanBeStoredAgain) {
     layers[l].records = records[l].data();
     layers[l].records_bytes = records[l].size();
   }
-  const kvmill_store_block stored = Block(copy_name, layers);
+  const kvmill_store_block stored = Block(copy_name.c_str(), layers);
   const Outcome put = Finish(kvmill_store(client_, ns, &stored, 1, nullptr, nullptr, queue_, 2));
   ASSERT_EQ(BlockOf(put).code, KVMILL_OK) << BlockOf(put).message;
   SmallBlock a, b;
