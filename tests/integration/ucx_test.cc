@@ -463,7 +463,7 @@ TEST_F(UcxTest, TenantsAreApartAsOverGrpc) {
   EXPECT_EQ(nobody->ReadLine(), "fetched 1");
 }
 
-TEST_F(UcxTest, AClientKilledInTheMiddleLeavesNothing) {
+TEST_F(UcxTest, AClientKilledOrStoppedInTheMiddleLeavesNothing) {
   StartUcx();
   ExpectIdle(0);
   for (const char* command : {"store_loop", "fetch_loop"}) {
@@ -477,11 +477,20 @@ TEST_F(UcxTest, AClientKilledInTheMiddleLeavesNothing) {
       ExpectIdle(0);
     }
   }
-  // And one that is stopped: its connection goes with it, or with its silence.
+  // One that is stopped in the middle keeps nobody else from storing.
+  const auto stopped = Probe({"--ucx", "store_loop", "s", "200"}, getuid());
+  ASSERT_EQ(stopped->ReadLine(), "running");
+  usleep(50'000);
+  stopped->Signal(SIGSTOP);
   const auto client = UcxClient();
   const ClientNamespace ns = Open("n", SmallSpec());
-  Sequence sequence(SmallSpec(), 64, 3);
-  EXPECT_TRUE(client->Store(ns, sequence.Blocks("after"), {}).ok());
+  Sequence sequence(SmallSpec(), 64 * 50, 3);
+  const auto stored = client->Store(ns, sequence.Blocks("beside"), {});
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->blocks_stored, 50u);
+  stopped->Signal(SIGKILL);
+  EXPECT_EQ(stopped->WaitExit().signal, SIGKILL);
+  ExpectIdle(1);
 }
 
 TEST_F(UcxTest, ADaemonKilledInTheMiddleAndStartedAgain) {
