@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "client/client.h"
+#include "client/mapped_blocks.h"
 #include "storage/core/mutex.h"
 
 namespace kvmill {
@@ -54,6 +55,42 @@ absl::StatusOr<FetchResult> Client::Fetch(const ClientNamespace& ns,
                                           absl::Span<const BlockKey> keys, FetchSink& sink,
                                           CallOptions call) {
   return Wait<FetchResult>([&](auto done) { FetchAsync(ns, keys, sink, call, std::move(done)); });
+}
+
+absl::StatusOr<Client::MappedPtr> Client::Map(const ClientNamespace& ns,
+                                              absl::Span<const BlockKey> keys,
+                                              const MapOptions& options, CallOptions call) {
+  return Wait<MappedPtr>([&](auto done) { MapAsync(ns, keys, options, call, std::move(done)); });
+}
+
+absl::Status Client::Renew(MappedBlocks& mapped, absl::Duration lease, CallOptions call) {
+  return Wait<int>([&](auto done) {
+           RenewAsync(mapped, lease, call, [done](const absl::Status& status) {
+             done(status.ok() ? absl::StatusOr<int>(0) : status);
+           });
+         })
+      .status();
+}
+
+absl::StatusOr<std::uint64_t> Client::Touch(const ClientNamespace& ns,
+                                            absl::Span<const BlockKey> keys, CallOptions call) {
+  return Wait<std::uint64_t>([&](auto done) { TouchAsync(ns, keys, call, std::move(done)); });
+}
+
+absl::StatusOr<std::uint64_t> Client::RegisterMemory(const ClientNamespace& ns,
+                                                     const EngineGeometry& geometry,
+                                                     CallOptions call) {
+  return Wait<std::uint64_t>(
+      [&](auto done) { RegisterMemoryAsync(ns, geometry, call, std::move(done)); });
+}
+
+absl::Status Client::UnregisterMemory(std::uint64_t registration, CallOptions call) {
+  return Wait<int>([&](auto done) {
+           UnregisterMemoryAsync(registration, call, [done](const absl::Status& status) {
+             done(status.ok() ? absl::StatusOr<int>(0) : status);
+           });
+         })
+      .status();
 }
 
 absl::StatusOr<std::uint64_t> Client::Remove(const ClientNamespace& ns,

@@ -1,17 +1,11 @@
 #include "client/client.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <map>
-#include <optional>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "client/client_impl.h"
 #include "client/connection.h"
 #include "client/convert.h"
 #include "client/data_fetch.h"
@@ -19,16 +13,11 @@
 #include "client/data_store.h"
 #include "client/fetch_stream.h"
 #include "client/store_stream.h"
-#include "kvmill/v1/data.grpc.pb.h"
-#include "storage/core/log.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
-#include "storage/core/worker_pool.h"
 
 namespace kvmill {
 namespace {
-
-using Deadline = std::chrono::system_clock::time_point;
 
 ServerStat StatFromProto(const v1::StatReply& reply) {
   ServerStat stat;
@@ -53,14 +42,6 @@ ServerStat StatFromProto(const v1::StatReply& reply) {
   return stat;
 }
 
-absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info) {
-  ClientNamespace ns;
-  ns.name = info.name();
-  KVMILL_ASSIGN_OR_RETURN(ns.fingerprint, FingerprintFromBytes(info.fingerprint()));
-  KVMILL_ASSIGN_OR_RETURN(ns.spec, FromProto(info.spec()));
-  return ns;
-}
-
 absl::StatusOr<LookupResult> LookupFromProto(const v1::LookupReply& reply) {
   LookupResult result;
   result.hit_blocks = reply.hit_blocks();
@@ -72,66 +53,6 @@ absl::StatusOr<LookupResult> LookupFromProto(const v1::LookupReply& reply) {
   KVMILL_ASSIGN_OR_RETURN(result.tail_key, OptionalKeyFromBytes(reply.tail_key()));
   return result;
 }
-
-// One call with one request and one reply. Deletes itself after `done`. `Prepare(channel, context,
-// queue)` makes the reader of a stub.
-template <typename Reply, typename T, typename Prepare, typename Convert>
-class UnaryCall final : public Completion {
- public:
-  UnaryCall(Connection& connection, Prepare prepare, Convert convert, Client::Done<T> done)
-      : connection_(connection),
-        prepare_(std::move(prepare)),
-        convert_(std::move(convert)),
-        done_(std::move(done)) {}
-
-  void Start(Deadline deadline, bool again = false) {
-    deadline_ = deadline;
-    again_ = again;
-    connection_.Admit(&context_, deadline, [this](const Connection::Admission& admission) {
-      if (!admission.status.ok()) {
-        done_(admission.status);
-        delete this;
-        return;
-      }
-      pass_ = admission.pass;
-      channel_ = connection_.channel();
-      reader_ = prepare_(*channel_, &context_, connection_.queue());
-      reader_->StartCall();
-      reader_->Finish(&reply_, &status_, this);
-    });
-  }
-
-  void OnEvent(bool) override {
-    connection_.NoteBootId(context_);
-    reader_.reset();
-    channel_.reset();
-    if (status_.error_code() == grpc::StatusCode::UNAUTHENTICATED && !again_ &&
-        connection_.PassRefused(pass_)) {
-      (new UnaryCall(connection_, std::move(prepare_), std::move(convert_), std::move(done_)))
-          ->Start(deadline_, true);
-    } else if (status_.ok()) {
-      done_(convert_(reply_));
-    } else {
-      done_(FromGrpc(status_));
-    }
-    connection_.End(&context_);
-    delete this;
-  }
-
- private:
-  Connection& connection_;
-  Prepare prepare_;
-  Convert convert_;
-  Client::Done<T> done_;
-  Deadline deadline_;
-  bool again_ = false;  // The token was refused once.
-  std::uint64_t pass_ = 0;
-  grpc::ClientContext context_;
-  ChannelPtr channel_;
-  std::unique_ptr<grpc::ClientAsyncResponseReader<Reply>> reader_;
-  Reply reply_;
-  grpc::Status status_;
-};
 
 // Collects a List stream. Deletes itself after `done`.
 class ListStream {
@@ -216,174 +137,13 @@ class ListStream {
 
 }  // namespace
 
-class Client::Impl {
- public:
-  Impl(const ServerAddress& address, const Options& options)
-      : options_(options),
-        local_(address.is_unix()),
-        pid_(getpid()),
-        connection_(std::make_unique<Connection>(address)) {
-    const bool links =
-        options.path == DataPath::kUcx || (options.path == DataPath::kAuto && !local_);
-    if (!links && !encodes()) return;
-    std::uint32_t threads = options.encode_threads;
-    if (threads == 0) threads = std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
-    workers_ = std::make_unique<WorkerPool>(threads, "kvmill-data");
-    if (!links) return;
-    link_ = std::make_unique<DataLink>(
-        *connection_, *workers_, options.data_plane_plaintext,
-        [this](const v1::ConnectRequest& request, Deadline deadline, DataLink::OfferDone done) {
-          Call<v1::ConnectReply, v1::ConnectReply>(
-              deadline,
-              [request](Channel& channel, auto* context, auto* queue) {
-                return v1::Data::NewStub(channel.channel)
-                    ->PrepareAsyncConnect(context, request, queue);
-              },
-              [](const v1::ConnectReply& reply) { return reply; }, std::move(done));
-        });
-  }
-  ~Impl() {
-    // The threads did not follow into a forked child, nor did anybody who could release locks.
-    if (getpid() != pid_) {
-      static_cast<void>(connection_.release());
-      static_cast<void>(link_.release());
-      static_cast<void>(workers_.release());
-      return;
-    }
-    // Its operations use the connection, and calls that end with that may ask for it.
-    if (link_ != nullptr) link_->Stop();
-    connection_.reset();
-  }
-
-  Connection& connection() { return *connection_; }
-  // Null when bytes travel inline whatever happens.
-  DataLink* link() { return link_.get(); }
-  // Null: values travel as they are.
-  WorkerPool* encoder() { return encodes() ? workers_.get() : nullptr; }
-  bool encodes() const {
-    return options_.encode_in == EncodeIn::kClient ||
-           (options_.encode_in == EncodeIn::kAuto && !local_);
-  }
-
-  // Calls one of the three, once: `ucx`, after a Begin of the link, with its connection; `in_line`;
-  // `fail` with why there is no way.
-  void ChoosePath(Deadline deadline, std::function<void(const ConnectionPtr&)> ucx,
-                  std::function<void()> in_line, std::function<void(const absl::Status&)> fail) {
-    if (link_ == nullptr) return in_line();
-    if (!link_->Begin()) return fail(absl::CancelledError("the client is being destroyed"));
-    link_->Connect(deadline,
-                   [this, ucx = std::move(ucx), in_line = std::move(in_line),
-                    fail = std::move(fail)](const absl::StatusOr<ConnectionPtr>& connection) {
-                     if (connection.ok()) {
-                       fell_back_.store(false, std::memory_order_relaxed);
-                       return ucx(*connection);  // Calls End when it has ended.
-                     }
-                     if (options_.path == DataPath::kAuto && !link_->stopping()) {
-                       NoteFallback(connection.status());
-                       in_line();
-                     } else {
-                       fail(connection.status());
-                     }
-                     link_->End();
-                   });
-  }
-
-  absl::Status CheckProcess() const {
-    if (getpid() == pid_) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        "this client was made before fork(): make a new one in the child");
-  }
-
-  Deadline DeadlineOf(const CallOptions& call) const {
-    const absl::Duration timeout =
-        call.timeout > absl::ZeroDuration() ? call.timeout : options_.timeout;
-    return std::chrono::system_clock::now() + absl::ToChronoMicroseconds(timeout);
-  }
-
-  // `prepare(channel, context, queue)` makes the reader of a stub; `convert(reply)` the result.
-  template <typename Reply, typename T, typename Prepare, typename Convert>
-  void Call(Deadline deadline, Prepare prepare, Convert convert, Done<T> done) {
-    (new UnaryCall<Reply, T, Prepare, Convert>(*connection_, std::move(prepare), std::move(convert),
-                                               std::move(done)))
-        ->Start(deadline);
-  }
-
-  void Register(const std::string& name, const NamespaceSpec& spec, Deadline deadline,
-                Done<ClientNamespace> done) {
-    v1::RegisterRequest request;
-    request.mutable_client()->set_protocol_version(kProtocolVersion);
-    request.mutable_client()->set_software_version(kSoftwareVersion);
-    request.set_name(name);
-    ToProto(spec, request.mutable_spec());
-    Call<v1::RegisterReply, ClientNamespace>(
-        deadline,
-        [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
-          return channel.engine->PrepareAsyncRegister(context, request, queue);
-        },
-        [this](const v1::RegisterReply& reply) -> absl::StatusOr<ClientNamespace> {
-          KVMILL_RETURN_IF_ERROR(CheckProtocolVersion(reply.hello().server().protocol_version()));
-          KVMILL_ASSIGN_OR_RETURN(ClientNamespace ns, NamespaceFromProto(reply.namespace_()));
-          MutexLock lock(mu_);
-          registered_[ns.fingerprint] = ns;
-          return ns;
-        },
-        std::move(done));
-  }
-
-  // Runs `attempt(done)`; tries once more when the daemon was restarted meanwhile: it does not know
-  // the token, or the namespace though that was opened here, which is registered first.
-  template <typename T>
-  void WithNamespace(const ClientNamespace& ns, Deadline deadline,
-                     std::function<void(Done<T>)> attempt, Done<T> done) {
-    attempt([this, fingerprint = ns.fingerprint, deadline, attempt,
-             done = std::move(done)](absl::StatusOr<T> result) {
-      if (absl::IsUnauthenticated(result.status())) {
-        attempt(done);
-        return;
-      }
-      std::optional<ClientNamespace> known;
-      if (absl::IsNotFound(result.status())) {
-        MutexLock lock(mu_);
-        const auto it = registered_.find(fingerprint);
-        if (it != registered_.end()) known = it->second;
-      }
-      if (!known.has_value()) {
-        done(std::move(result));
-        return;
-      }
-      Register(known->name, known->spec, deadline,
-               [attempt, done](absl::StatusOr<ClientNamespace> registered) {
-                 if (registered.ok()) {
-                   attempt(done);
-                 } else {
-                   done(registered.status());
-                 }
-               });
-    });
-  }
-
- private:
-  // Once in a row of failures.
-  void NoteFallback(const absl::Status& why) {
-    if (fell_back_.exchange(true, std::memory_order_relaxed)) return;
-    const std::string text =
-        absl::StrCat("data plane: ", why.message(), "; blocks travel with the gRPC messages");
-    // Without a data plane that is how it is meant to be.
-    absl::IsFailedPrecondition(why) ? LogDebug(text) : LogWarning(text);
-  }
-
-  const Options options_;
-  const bool local_;
-  const pid_t pid_;
-  std::atomic<bool> fell_back_{false};
-  Mutex mu_;
-  std::map<Fingerprint, ClientNamespace> registered_ ABSL_GUARDED_BY(mu_);
-  // May be null; constant after construction. Workers are used by both others.
-  std::unique_ptr<WorkerPool> workers_;
-  std::unique_ptr<DataLink> link_;
-  std::unique_ptr<Connection>
-      connection_;  // Last: its destructor ends the calls that use the rest.
-};
+absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info) {
+  ClientNamespace ns;
+  ns.name = info.name();
+  KVMILL_ASSIGN_OR_RETURN(ns.fingerprint, FingerprintFromBytes(info.fingerprint()));
+  KVMILL_ASSIGN_OR_RETURN(ns.spec, FromProto(info.spec()));
+  return ns;
+}
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const Options& options) {
   KVMILL_ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(options.address));

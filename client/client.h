@@ -42,6 +42,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/engine_geometry.h"
 #include "client/server_address.h"
 #include "storage/core/block_key.h"
 #include "storage/core/namespace.h"
@@ -240,6 +241,20 @@ struct CallOptions {
   absl::Duration timeout = absl::ZeroDuration();  // Zero: Client::Options::timeout.
 };
 
+// Of the session that owns what the daemon holds for a client: mapped blocks, registered memory.
+enum class SessionEvent : std::uint8_t {
+  kDraining = 0,       // The daemon takes no more stores and will end.
+  kLeasesExpired = 1,  // As many leases were over before they were given back or renewed.
+  kEnded = 2,          // Nothing of it is held any more: map and register again.
+};
+
+class MappedBlocks;  // client/mapped_blocks.h
+
+struct MapOptions {
+  // From the moment of the call. The daemon has a limit (60 s), which its refusal names.
+  absl::Duration lease = absl::Seconds(10);
+};
+
 class Client {
  public:
   struct Options {
@@ -251,6 +266,8 @@ class Client {
     EncodeIn encode_in = EncodeIn::kAuto;
     // That encode, and that verify what UCX brought; 0: one a core, up to 4.
     std::uint32_t encode_threads = 0;
+    // May be null. From a thread of the library, like `done`.
+    std::function<void(SessionEvent event, std::uint64_t leases)> on_session_event;
   };
 
   template <typename T>
@@ -304,6 +321,42 @@ class Client {
   // Returns when every sealed block of the daemon is durable.
   absl::StatusOr<std::uint64_t> Flush(CallOptions call = {});
   void FlushAsync(CallOptions call, Done<std::uint64_t> done);
+
+  // --- In place: only on the daemon's socket, FAILED_PRECONDITION elsewhere ---
+  // Leases on the blocks, and their pages as memory of this process: client/mapped_blocks.h. Blocks
+  // that are only on disk are loaded first. Misses are statuses of blocks. INVALID_ARGUMENT: too
+  // many keys or too long a lease; RESOURCE_EXHAUSTED: too much is under lease.
+  using MappedPtr = std::unique_ptr<MappedBlocks>;
+  absl::StatusOr<MappedPtr> Map(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                                const MapOptions& options = {}, CallOptions call = {});
+  void MapAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                const MapOptions& options, CallOptions call, Done<MappedPtr> done);
+  // The leases last `lease` from the moment of the call. ABORTED when one had ended before: then
+  // Check() of the blocks says so from now on. `mapped` must live until `done`.
+  absl::Status Renew(MappedBlocks& mapped, absl::Duration lease, CallOptions call = {});
+  void RenewAsync(MappedBlocks& mapped, absl::Duration lease, CallOptions call,
+                  std::function<void(absl::Status)> done);
+
+  // --- For eviction ---
+  // The blocks were used; the number of (block, layer group) pairs of them that are in memory.
+  absl::StatusOr<std::uint64_t> Touch(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                                      CallOptions call = {});
+  void TouchAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys, CallOptions call,
+                  Done<std::uint64_t> done);
+
+  // --- The engine's memory ---
+  // Describes it to the daemon, for as long as the session lives (SessionEvent::kEnded: again). A
+  // number to unregister it by. FAILED_PRECONDITION names the field that does not fit the
+  // namespace, INVALID_ARGUMENT one that makes no sense.
+  absl::StatusOr<std::uint64_t> RegisterMemory(const ClientNamespace& ns,
+                                               const EngineGeometry& geometry,
+                                               CallOptions call = {});
+  void RegisterMemoryAsync(const ClientNamespace& ns, const EngineGeometry& geometry,
+                           CallOptions call, Done<std::uint64_t> done);
+  // NOT_FOUND when this session has no such registration.
+  absl::Status UnregisterMemory(std::uint64_t registration, CallOptions call = {});
+  void UnregisterMemoryAsync(std::uint64_t registration, CallOptions call,
+                             std::function<void(absl::Status)> done);
 
   // --- For people ---
   absl::StatusOr<ServerStat> Stat(CallOptions call = {});

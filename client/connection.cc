@@ -72,14 +72,15 @@ Channel::Channel(const ServerAddress& address)
       admin(v1::Admin::NewStub(channel)),
       generic(channel) {}
 
-Connection::Connection(const ServerAddress& address) : address_(address) {
+Connection::Connection(const ServerAddress& address, std::function<void(std::uint64_t)> pass_lost)
+    : address_(address) {
   KeepHeapWarm();
   KeepGrpcRunning();
   threads_.emplace_back([this] { RunTasks(); });
   // Two: one moves bytes while the other works on what came.
   for (int i = 0; i < 2; ++i) threads_.emplace_back([this] { RunQueue(); });
   if (address.is_unix()) {
-    door_ = std::make_unique<DoorClient>(DoorPath(address.unix_path), [](std::uint64_t) {});
+    door_ = std::make_unique<DoorClient>(DoorPath(address.unix_path), std::move(pass_lost));
   }
 }
 
@@ -91,6 +92,7 @@ Connection::~Connection() {
     for (grpc::ClientContext* call : contexts_) call->TryCancel();
     channel_.reset();
     while (calls_ > 0) changed_.Wait(mu_);
+    timed_tasks_.clear();
     stop_thread_ = true;
   }
   changed_.NotifyAll();
@@ -172,6 +174,13 @@ void Connection::Post(std::function<void()> task) {
   changed_.NotifyAll();
 }
 
+void Connection::PostAt(std::chrono::steady_clock::time_point when, std::function<void()> task) {
+  MutexLock lock(mu_);
+  if (stopping_) return;
+  timed_tasks_.emplace(when, std::move(task));
+  changed_.NotifyAll();
+}
+
 void Connection::RunQueue() {
   void* tag = nullptr;
   bool ok = false;
@@ -183,7 +192,19 @@ void Connection::RunTasks() {
     std::vector<std::function<void()>> tasks;
     {
       MutexLock lock(mu_);
-      while (tasks_.empty() && !stop_thread_) changed_.Wait(mu_);
+      for (;;) {
+        const auto now = std::chrono::steady_clock::now();
+        while (!stopping_ && !timed_tasks_.empty() && timed_tasks_.begin()->first <= now) {
+          tasks_.push_back(std::move(timed_tasks_.begin()->second));
+          timed_tasks_.erase(timed_tasks_.begin());
+        }
+        if (!tasks_.empty() || stop_thread_) break;
+        if (stopping_ || timed_tasks_.empty()) {
+          changed_.Wait(mu_);
+        } else {
+          changed_.WaitFor(mu_, timed_tasks_.begin()->first - now);
+        }
+      }
       if (tasks_.empty()) return;
       tasks.swap(tasks_);
     }

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -67,7 +68,8 @@ class Connection {
  public:
   using Deadline = std::chrono::system_clock::time_point;
 
-  explicit Connection(const ServerAddress& address);
+  // `pass_lost`: of DoorClient.
+  Connection(const ServerAddress& address, std::function<void(std::uint64_t)> pass_lost);
   // Cancels running calls and waits until every one has ended.
   ~Connection();
 
@@ -99,6 +101,8 @@ class Connection {
   grpc::CompletionQueue* queue() { return &queue_; }
   // Runs `task` on another thread of the client's own, soon and once.
   void Post(std::function<void()> task);
+  // The same, not before `when`; not at all when the client is destroyed before.
+  void PostAt(std::chrono::steady_clock::time_point when, std::function<void()> task);
 
   std::string boot_id() const;
   // From a reply's initial metadata.
@@ -117,7 +121,10 @@ class Connection {
   std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mu_);   // That may be cancelled.
   std::size_t calls_ ABSL_GUARDED_BY(mu_) = 0;                     // That have not ended.
   std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);  // At most one per running call.
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;                     // No new calls.
+  // Few: of one session, and of idle mappings.
+  std::multimap<std::chrono::steady_clock::time_point, std::function<void()>> timed_tasks_
+      ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;  // No new calls.
   bool stop_thread_ ABSL_GUARDED_BY(mu_) = false;
   std::string boot_id_ ABSL_GUARDED_BY(mu_);
   grpc::CompletionQueue queue_;

@@ -122,6 +122,76 @@ absl::StatusOr<NamespaceSpec> FromProto(const v1::NamespaceSpec& spec) {
   return out;
 }
 
+void ToProto(const EngineGeometry& geometry, v1::EngineGeometry* out) {
+  out->Clear();
+  for (const EngineRegion& region : geometry.regions) {
+    v1::EngineRegion* r = out->add_regions();
+    r->set_base(region.base);
+    r->set_bytes(region.bytes);
+  }
+  for (const EngineLayers& layers : geometry.layers) {
+    v1::EngineLayers* l = out->add_layers();
+    l->set_group(layers.group);
+    l->set_layer_begin(layers.layer_begin);
+    l->set_element(static_cast<v1::EngineElement>(static_cast<int>(layers.element) + 1));
+    l->set_block_tokens(layers.block_tokens);
+    l->set_head_dim(layers.head_dim);
+    l->set_head_begin(layers.head_begin);
+    l->set_head_count(layers.head_count);
+    l->set_page_tokens(layers.page_tokens);
+    l->set_page_count(layers.page_count);
+    l->set_page_bytes(layers.page_bytes);
+    l->set_page_stride_bytes(layers.page_stride_bytes);
+    l->set_token_stride_bytes(layers.token_stride_bytes);
+    l->set_head_stride_bytes(layers.head_stride_bytes);
+    const auto add = [](const std::vector<EnginePlace>& from, auto* to) {
+      for (const EnginePlace& place : from) {
+        v1::EnginePlace* p = to->Add();
+        p->set_region(place.region);
+        p->set_offset_bytes(place.offset_bytes);
+      }
+    };
+    add(layers.keys, l->mutable_keys());
+    add(layers.values, l->mutable_values());
+  }
+  out->set_assembling_boot_id(geometry.assembling_boot_id);
+}
+
+absl::StatusOr<EngineGeometry> FromProto(const v1::EngineGeometry& geometry) {
+  EngineGeometry out;
+  for (const v1::EngineRegion& region : geometry.regions()) {
+    out.regions.push_back({region.base(), region.bytes()});
+  }
+  for (const v1::EngineLayers& layers : geometry.layers()) {
+    EngineLayers& l = out.layers.emplace_back();
+    l.group = layers.group();
+    l.layer_begin = layers.layer_begin();
+    if (layers.element() < v1::ENGINE_ELEMENT_FLOAT16 ||
+        layers.element() > v1::ENGINE_ELEMENT_RECORDS) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "layers[", out.layers.size() - 1, "]: element ", static_cast<int>(layers.element()),
+          ", want 1 (fp16), 2 (bf16) or 3 (records)"));
+    }
+    l.element = static_cast<EngineElement>(static_cast<int>(layers.element()) - 1);
+    l.block_tokens = layers.block_tokens();
+    l.head_dim = layers.head_dim();
+    l.head_begin = layers.head_begin();
+    l.head_count = layers.head_count();
+    l.page_tokens = layers.page_tokens();
+    l.page_count = layers.page_count();
+    l.page_bytes = layers.page_bytes();
+    l.page_stride_bytes = layers.page_stride_bytes();
+    l.token_stride_bytes = layers.token_stride_bytes();
+    l.head_stride_bytes = layers.head_stride_bytes();
+    for (const v1::EnginePlace& p : layers.keys()) l.keys.push_back({p.region(), p.offset_bytes()});
+    for (const v1::EnginePlace& p : layers.values()) {
+      l.values.push_back({p.region(), p.offset_bytes()});
+    }
+  }
+  out.assembling_boot_id = geometry.assembling_boot_id();
+  return out;
+}
+
 v1::Tier ToProto(Tier tier) { return static_cast<v1::Tier>(static_cast<int>(tier) + 1); }
 
 absl::StatusOr<Tier> FromProto(v1::Tier tier) {

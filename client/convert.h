@@ -8,7 +8,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "client/engine_geometry.h"
 #include "kvmill/v1/common.pb.h"
+#include "kvmill/v1/engine.pb.h"
 #include "storage/core/block_key.h"
 #include "storage/core/namespace.h"
 #include "storage/core/tier.h"
@@ -30,6 +32,9 @@ absl::StatusOr<NamespaceSpec> FromProto(const v1::NamespaceSpec& spec);
 
 v1::Tier ToProto(Tier tier);
 absl::StatusOr<Tier> FromProto(v1::Tier tier);
+
+void ToProto(const EngineGeometry& geometry, v1::EngineGeometry* out);
+absl::StatusOr<EngineGeometry> FromProto(const v1::EngineGeometry& geometry);
 
 // NamespaceRef.fingerprint and its like.
 absl::StatusOr<Fingerprint> FingerprintFromBytes(absl::string_view bytes);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/fetch_call.h"
+#include "service/map_call.h"
 #include "service/status_grpc.h"
 #include "service/store_call.h"
 #include "storage/core/status_macros.h"
@@ -27,6 +28,19 @@ absl::Status SetCount(const absl::StatusOr<std::uint64_t>& count, v1::BlockCount
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<LeaseId>> LeasesFromProto(
+    const google::protobuf::RepeatedPtrField<v1::LeaseRange>& ranges, std::uint32_t leases_max) {
+  std::vector<LeaseId> leases;
+  for (const v1::LeaseRange& range : ranges) {
+    if (range.count() > leases_max - leases.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("more than ", leases_max, " leases in one request: at most that many"));
+    }
+    for (std::uint32_t i = 0; i < range.count(); ++i) leases.push_back(range.first() + i);
+  }
+  return leases;
+}
+
 // What every caller may know.
 void FillDaemonStat(const ServiceContext& context, v1::StatReply* reply) {
   reply->set_boot_id(context.boot_id);
@@ -40,8 +54,9 @@ void FillStat(const ServiceContext& context, v1::StatReply* reply) {
   const StoreStats stats = context.store.stats();
   reply->set_blocks(stats.blocks);
   reply->set_pages(stats.pages);
-  reply->set_sessions(0);  // There is no Engine.Session yet.
-  reply->set_leases(stats.references);
+  const SessionTable::Stats sessions = context.sessions.stats();
+  reply->set_sessions(sessions.sessions);
+  reply->set_leases(sessions.leases);
   for (std::size_t i = 0; i < kTierCount; ++i) {
     const TierStats& tier = stats.tiers[i];
     if (tier.capacity_bytes == 0) continue;
@@ -85,6 +100,9 @@ void CacheService::FillTenantStat(const std::string& tenant, v1::StatReply* repl
     t->set_blocks(used.first);
     t->set_used_bytes(used.second);
   }
+  const SessionTable::Stats sessions = context_.sessions.StatsOf(tenant);
+  reply->set_sessions(sessions.sessions);
+  reply->set_leases(sessions.leases);
   FillDaemonStat(context_, reply);
 }
 
@@ -115,6 +133,61 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Fetch(grpc::CallbackSe
                                                                 const grpc::ByteBuffer* request) {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
   return FetchCall::Start(context_, context_.callers.Identify(*call), *request);
+}
+
+grpc::ServerUnaryReactor* CacheService::Map(grpc::CallbackServerContext* call,
+                                            const v1::MapRequest* request, v1::MapReply* reply) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return MapCall::Start(context_, context_.callers.Identify(*call), request, reply);
+}
+
+grpc::Status CacheService::Renew(grpc::ServerContext* call, const v1::RenewRequest* request,
+                                 v1::RenewReply* reply) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+    KVMILL_ASSIGN_OR_RETURN(
+        const std::vector<LeaseId> leases,
+        LeasesFromProto(request->leases(), context_.sessions.options().leases_max));
+    KVMILL_ASSIGN_OR_RETURN(const std::vector<bool> renewed,
+                            context_.sessions.Renew(caller, request->session_id(), leases,
+                                                    std::int64_t{request->lease_ms()} * 1'000'000));
+    for (std::size_t i = 0; i < leases.size(); ++i) {
+      if (!renewed[i]) reply->add_ended(leases[i]);
+    }
+    return absl::OkStatus();
+  }());
+}
+
+grpc::Status CacheService::Release(grpc::ServerContext* call, const v1::ReleaseRequest* request,
+                                   v1::BlockCount* reply) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+    KVMILL_ASSIGN_OR_RETURN(
+        const std::vector<LeaseId> leases,
+        LeasesFromProto(request->leases(), context_.sessions.options().leases_max));
+    return SetCount(context_.sessions.Release(caller, request->session_id(), leases), reply);
+  }());
+}
+
+grpc::Status CacheService::Touch(grpc::ServerContext* call, const v1::TouchRequest* request,
+                                 v1::BlockCount* reply) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+    KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
+                            context_.Resolve(caller, request->namespace_()));
+    KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysFromProto(request->keys()));
+    std::vector<BlockId> ids;
+    for (const BlockKey& key : keys) {
+      for (std::size_t g = 0; g < info.spec.groups.size(); ++g) {
+        ids.push_back({info.id, static_cast<std::uint8_t>(g), key});
+      }
+    }
+    reply->set_blocks(context_.store.Touch(ids));
+    return absl::OkStatus();
+  }());
 }
 
 grpc::Status CacheService::Lookup(grpc::ServerContext* call, const v1::LookupRequest* request,

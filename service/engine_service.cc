@@ -1,6 +1,8 @@
 #include "service/engine_service.h"
 
+#include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "service/session_call.h"
 #include "service/status_grpc.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
@@ -57,6 +59,50 @@ grpc::Status EngineService::Describe(grpc::ServerContext* call, const v1::Descri
                             context_.Resolve(caller, request->namespace_()));
     FillNamespace(info, reply);
     return absl::OkStatus();
+  }());
+}
+
+grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* EngineService::Session(
+    grpc::CallbackServerContext* call) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return SessionCall::Start(context_, context_.callers.Identify(*call));
+}
+
+grpc::Status EngineService::RegisterMemory(grpc::ServerContext* call,
+                                           const v1::RegisterMemoryRequest* request,
+                                           v1::RegisterMemoryReply* reply) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+    KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
+                            context_.Resolve(caller, request->namespace_()));
+    KVMILL_ASSIGN_OR_RETURN(const EngineGeometry geometry, FromProto(request->geometry()));
+    KVMILL_RETURN_IF_ERROR(CheckGeometry(info.spec, geometry));
+    if (!geometry.assembling_boot_id.empty() &&
+        geometry.assembling_boot_id != context_.boot_id_hex) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "assembling_boot_id ", geometry.assembling_boot_id, ": this daemon is ",
+          context_.boot_id_hex, ", and all ranks must name the one that assembles their blocks"));
+    }
+    KVMILL_ASSIGN_OR_RETURN(const std::uint64_t registration,
+                            context_.sessions.Register(caller, request->session_id(), geometry));
+    reply->set_registration(registration);
+    return absl::OkStatus();
+  }());
+}
+
+grpc::Status EngineService::UnregisterMemory(grpc::ServerContext* call,
+                                             const v1::UnregisterMemoryRequest* request,
+                                             v1::UnregisterMemoryReply*) {
+  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+    KVMILL_ASSIGN_OR_RETURN(
+        const bool was_there,
+        context_.sessions.Unregister(caller, request->session_id(), request->registration()));
+    if (was_there) return absl::OkStatus();
+    return absl::NotFoundError(
+        absl::StrCat("registration ", request->registration(), " is not one of this session"));
   }());
 }
 

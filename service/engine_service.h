@@ -1,4 +1,4 @@
-// kvmill.v1.Engine: the handshake and namespaces.
+// kvmill.v1.Engine: the handshake, namespaces, sessions and the memory of engines.
 #ifndef KVMILL_SERVICE_ENGINE_SERVICE_H_
 #define KVMILL_SERVICE_ENGINE_SERVICE_H_
 
@@ -7,7 +7,7 @@
 
 namespace kvmill {
 
-class EngineService final : public v1::Engine::Service {
+class EngineService final : public v1::Engine::WithCallbackMethod_Session<v1::Engine::Service> {
  public:
   explicit EngineService(ServiceContext& context) : context_(context) {}
 
@@ -17,6 +17,13 @@ class EngineService final : public v1::Engine::Service {
                         v1::RegisterReply* reply) override;
   grpc::Status Describe(grpc::ServerContext* call, const v1::DescribeRequest* request,
                         v1::NamespaceInfo* reply) override;
+  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* Session(
+      grpc::CallbackServerContext* call) override;
+  grpc::Status RegisterMemory(grpc::ServerContext* call, const v1::RegisterMemoryRequest* request,
+                              v1::RegisterMemoryReply* reply) override;
+  grpc::Status UnregisterMemory(grpc::ServerContext* call,
+                                const v1::UnregisterMemoryRequest* request,
+                                v1::UnregisterMemoryReply* reply) override;
 
  private:
   ServiceContext& context_;

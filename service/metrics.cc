@@ -25,6 +25,7 @@ struct Source {
   const ServiceContext& context;
   const StoreStats& stats;
   const DataPlane::Stats& data;
+  const SessionTable::Stats& sessions;
   double start_unix_seconds;
 };
 
@@ -143,6 +144,8 @@ const Family kFamilies[] = {
      }},
     {"bytes_total", MetricType::Counter, "Bulk bytes of blocks, by direction, path and transport.",
      [](const Source& s, MetricFamily* out) {
+       Add(out, s.context.counters.mapped_bytes.load(std::memory_order_relaxed),
+           {{"direction", "out"}, {"path", "map"}, {"transport", "shm"}});
        Add(out, s.context.counters.inline_bytes_in.load(std::memory_order_relaxed),
            {{"direction", "in"}, {"path", "inline"}, {"transport", "grpc"}});
        Add(out, s.context.counters.inline_bytes_out.load(std::memory_order_relaxed),
@@ -229,10 +232,17 @@ const Family kFamilies[] = {
      [](const Source& s, MetricFamily* out) { Add(out, s.data.calls); }},
     {"staging_bytes", MetricType::Gauge, "Memory that holds received chunks of stores.",
      [](const Source& s, MetricFamily* out) { Add(out, s.data.staging_bytes); }},
-    {"leases", MetricType::Gauge, "Holds on blocks by readers.",
+    {"sessions", MetricType::Gauge, "Sessions of clients.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.sessions.sessions); }},
+    {"leases", MetricType::Gauge, "Leases of sessions on blocks.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.sessions.leases); }},
+    {"leased_bytes", MetricType::Gauge, "Bytes of the blocks under lease.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.sessions.leased_bytes); }},
+    {"lease_expirations_total", MetricType::Counter,
+     "Leases whose time was over before they were released.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.sessions.lease_expirations); }},
+    {"referenced_blocks", MetricType::Gauge, "Holds on blocks, of leases and of running fetches.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.references); }},
-    {"leased_bytes", MetricType::Gauge, "Bytes of the blocks that readers hold.",
-     [](const Source& s, MetricFamily* out) { Add(out, s.stats.referenced_bytes); }},
     {"checksum_failures_total", MetricType::Counter,
      "Copies that were dropped because a checksum or header was wrong, by tier.",
      [](const Source& s, MetricFamily* out) { PerTier(s, out, &StoreStats::checksum_failures); }},
@@ -250,7 +260,8 @@ std::vector<MetricFamily> Metrics::Collect() const {
   const StoreStats stats = context_.store.stats();
   DataPlane::Stats data;
   if (context_.data_plane != nullptr) data = context_.data_plane->stats();
-  const Source source{context_, stats, data, start_unix_seconds_};
+  const SessionTable::Stats sessions = context_.sessions.stats();
+  const Source source{context_, stats, data, sessions, start_unix_seconds_};
   std::vector<MetricFamily> families;
   for (const Family& family : kFamilies) {
     MetricFamily out;

@@ -1,5 +1,6 @@
 #include "service/node.h"
 
+#include <fcntl.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -35,6 +37,8 @@
 #include "service/local_peers.h"
 #include "service/metrics.h"
 #include "service/service_context.h"
+#include "service/session_table.h"
+#include "service/ticker.h"
 #include "service/unix_listener.h"
 #include "storage/core/clock.h"
 #include "storage/core/log.h"
@@ -51,6 +55,10 @@ namespace {
 constexpr std::size_t kIoThreads = 4;
 constexpr int kGrpcThreadsMax = 32;  // For calls that block (Lookup, Flush, Verify, ...).
 constexpr int kStreamsPerConnection = 128;
+// Several times in a lease's grace.
+constexpr std::chrono::milliseconds kSessionTick{50};
+// Of the host tier, that may be under lease: stores need room, too.
+constexpr double kLeasedShareMax = 0.75;
 // How long slices that gRPC still holds may keep the store from being destroyed.
 constexpr std::chrono::seconds kPinnedWaitMax{5};
 
@@ -99,6 +107,8 @@ class Node::Impl {
   absl::Status StartMainServer();
   absl::Status StartAdminServer();
   absl::Status StartHttp();
+  absl::StatusOr<DoorClient::ArenaMemory> ArenaFor(DoorClientId client,
+                                                   const DoorArenaRequest& request);
   void StartDraining();
   bool Ready() const { return !context_->draining.load(std::memory_order_relaxed); }
   void StopStore();
@@ -115,6 +125,8 @@ class Node::Impl {
   std::unique_ptr<TieredStore> store_;
   std::unique_ptr<WorkerPool> encode_pool_;
   std::unique_ptr<WorkerPool> io_pool_;
+  std::unique_ptr<SessionTable> sessions_;
+  std::unique_ptr<Ticker> session_ticker_;
   std::unique_ptr<ServiceContext> context_;
   LocalPeers peers_;
   std::unique_ptr<Callers> callers_;
@@ -147,7 +159,13 @@ absl::Status Node::Impl::Start() {
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
   encode_pool_ = std::make_unique<WorkerPool>(threads, "encode");
   io_pool_ = std::make_unique<WorkerPool>(kIoThreads, "io");
-  context_.reset(new ServiceContext{*store_, *encode_pool_, *io_pool_, clock_, *callers_});
+  SessionTable::Options session_options;
+  session_options.leased_bytes_max =
+      static_cast<std::uint64_t>(kLeasedShareMax * static_cast<double>(config_.host_bytes));
+  sessions_ = std::make_unique<SessionTable>(session_options, clock_);
+  session_ticker_ = std::make_unique<Ticker>(kSessionTick, [this] { sessions_->Advance(); });
+  context_.reset(
+      new ServiceContext{*store_, *encode_pool_, *io_pool_, clock_, *callers_, *sessions_});
   context_->boot_id = boot_id;
   context_->boot_id_hex = absl::BytesToHexString(boot_id);
   context_->device = device_->info().name;
@@ -163,12 +181,13 @@ absl::Status Node::Impl::Start() {
   KVMILL_RETURN_IF_ERROR(StartAdminServer());
   KVMILL_RETURN_IF_ERROR(StartHttp());
   LocalDoor::Handlers door_handlers;
-  door_handlers.entered = [](DoorClientId) {};
+  door_handlers.entered = [this](DoorClientId client) { sessions_->ClientEntered(client); };
   door_handlers.left = [this](DoorClientId client) {
+    sessions_->ClientLeft(client);
     if (data_plane_ != nullptr) data_plane_->CallerLeft(client);
   };
-  door_handlers.arena = [](DoorClientId, const DoorArenaRequest&) {
-    return absl::NotFoundError("no lease in this arena");
+  door_handlers.arena = [this](DoorClientId client, const DoorArenaRequest& request) {
+    return ArenaFor(client, request);
   };
   door_->Start(std::move(door_handlers));
   listener_->Start([this](int fd, uid_t uid) {
@@ -329,6 +348,34 @@ absl::Status Node::Impl::StartHttp() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<DoorClient::ArenaMemory> Node::Impl::ArenaFor(DoorClientId client,
+                                                             const DoorArenaRequest& request) {
+  // A lease in the arena is what says that it belongs to the client's tenant, and keeps it there.
+  absl::StatusOr<DoorClient::ArenaMemory> memory = absl::NotFoundError(
+      absl::StrCat("lease ", request.lease, " is not one of this client, or it ended"));
+  sessions_->WithLease(client, request.lease, [&](const BlockRef& block) {
+    std::vector<TieredStore::PageLocation> pages;
+    store_->Locate(block, &pages);
+    for (const TieredStore::PageLocation& page : pages) {
+      if (page.arena != request.arena || page.arena_epoch != request.arena_epoch ||
+          static_cast<std::uint8_t>(page.tier) != request.tier) {
+        continue;
+      }
+      const TieredStore::Arena arena = store_->ArenaOf(page);
+      OwnedFd fd(fcntl(arena.fd, F_DUPFD_CLOEXEC, 0));
+      if (!fd.valid()) {
+        memory = absl::ErrnoToStatus(errno, "descriptor of an arena");
+      } else {
+        memory = DoorClient::ArenaMemory{std::move(fd), arena.bytes};
+      }
+      return;
+    }
+    memory = absl::NotFoundError(absl::StrCat("lease ", request.lease, " has no page in arena ",
+                                              request.arena, " of epoch ", request.arena_epoch));
+  });
+  return memory;
+}
+
 std::string Node::Impl::ReadyLine() const {
   const auto text_or_null = [](const std::string& text) {
     return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
@@ -352,6 +399,7 @@ std::string Node::Impl::ReadyLine() const {
 void Node::Impl::StartDraining() {
   if (context_->draining.exchange(true)) return;
   LogInfo("draining: stores are refused from now on");
+  sessions_->Drain();
   for (grpc::Server* server : {main_server_.get(), admin_server_.get()}) {
     if (server != nullptr && server->GetHealthCheckService() != nullptr) {
       server->GetHealthCheckService()->SetServingStatus(false);
@@ -363,6 +411,8 @@ void Node::Impl::Drain() {
   if (std::exchange(drained_, true)) return;
   if (context_ != nullptr) StartDraining();
   if (listener_ != nullptr) listener_->Stop();
+  // Their streams would keep the servers waiting, their leases the store.
+  if (sessions_ != nullptr) sessions_->Stop(absl::UnavailableError("the daemon stops"));
   // Calls in flight finish, or are cancelled at the deadline. No call, no task: then the pools.
   const auto deadline =
       std::chrono::system_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
@@ -378,6 +428,7 @@ void Node::Impl::Drain() {
                                std::chrono::duration_cast<std::chrono::milliseconds>(
                                    deadline - std::chrono::system_clock::now())));
   }
+  session_ticker_.reset();
   encode_pool_.reset();
   io_pool_.reset();
   http_.reset();

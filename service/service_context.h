@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kvmill/v1/common.pb.h"
 #include "service/callers.h"
+#include "service/session_table.h"
 #include "storage/core/clock.h"
 #include "storage/core/worker_pool.h"
 #include "storage/tiered_store.h"
@@ -33,6 +34,8 @@ inline constexpr std::size_t kStoreRepliesMax = 4096;
 struct ServiceCounters {
   std::atomic<std::uint64_t> inline_bytes_in{0};   // Bulk bytes of Store.
   std::atomic<std::uint64_t> inline_bytes_out{0};  // Bulk bytes of Fetch.
+  std::atomic<std::uint64_t> mapped_bytes{0};      // Of the pages that Map answered with.
+  std::atomic<std::uint32_t> map_loads{0};         // Map calls that wait for the disk.
   std::atomic<std::uint32_t> store_streams{0};
   std::atomic<std::uint32_t> fetch_streams{0};
   // Slices that reference pinned pages and that gRPC still holds.
@@ -45,6 +48,7 @@ struct ServiceContext {
   WorkerPool& io_pool;  // For what may wait for a disk.
   const Clock& clock;
   const Callers& callers;
+  SessionTable& sessions;
   std::string boot_id{};  // 16 random bytes.
   std::string boot_id_hex{};
   std::string device{};

@@ -1,0 +1,174 @@
+// What a Client is made of. Internal to client/.
+#ifndef KVMILL_CLIENT_CLIENT_IMPL_H_
+#define KVMILL_CLIENT_CLIENT_IMPL_H_
+
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/client.h"
+#include "client/client_session.h"
+#include "client/connection.h"
+#include "client/convert.h"
+#include "client/data_link.h"
+#include "client/map_calls.h"
+#include "client/unary_call.h"
+#include "storage/core/log.h"
+#include "storage/core/mutex.h"
+#include "storage/core/status_macros.h"
+#include "storage/core/worker_pool.h"
+
+namespace kvmill {
+
+using Deadline = Connection::Deadline;
+
+absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info);
+
+class Client::Impl {
+ public:
+  Impl(const ServerAddress& address, const Options& options);
+  ~Impl();
+
+  Connection& connection() { return *connection_; }
+  ClientSession& session() { return *session_; }
+  MapCalls& maps() { return *maps_; }
+  // Null when bytes travel inline whatever happens.
+  DataLink* link() { return link_.get(); }
+  // Null: values travel as they are.
+  WorkerPool* encoder() { return encodes() ? workers_.get() : nullptr; }
+  bool encodes() const {
+    return options_.encode_in == EncodeIn::kClient ||
+           (options_.encode_in == EncodeIn::kAuto && !local_);
+  }
+
+  // Calls one of the three, once: `ucx`, after a Begin of the link, with its connection; `in_line`;
+  // `fail` with why there is no way.
+  void ChoosePath(Deadline deadline, std::function<void(const ConnectionPtr&)> ucx,
+                  std::function<void()> in_line, std::function<void(const absl::Status&)> fail) {
+    if (link_ == nullptr) return in_line();
+    if (!link_->Begin()) return fail(absl::CancelledError("the client is being destroyed"));
+    link_->Connect(deadline,
+                   [this, ucx = std::move(ucx), in_line = std::move(in_line),
+                    fail = std::move(fail)](const absl::StatusOr<ConnectionPtr>& connection) {
+                     if (connection.ok()) {
+                       fell_back_.store(false, std::memory_order_relaxed);
+                       return ucx(*connection);  // Calls End when it has ended.
+                     }
+                     if (options_.path == DataPath::kAuto && !link_->stopping()) {
+                       NoteFallback(connection.status());
+                       in_line();
+                     } else {
+                       fail(connection.status());
+                     }
+                     link_->End();
+                   });
+  }
+
+  absl::Status CheckProcess() const {
+    if (getpid() == pid_) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "this client was made before fork(): make a new one in the child");
+  }
+
+  Deadline DeadlineOf(const CallOptions& call) const {
+    const absl::Duration timeout =
+        call.timeout > absl::ZeroDuration() ? call.timeout : options_.timeout;
+    return std::chrono::system_clock::now() + absl::ToChronoMicroseconds(timeout);
+  }
+
+  // `prepare(channel, context, queue)` makes the reader of a stub; `convert(reply)` the result.
+  template <typename Reply, typename T, typename Prepare, typename Convert>
+  void Call(Deadline deadline, Prepare prepare, Convert convert, Done<T> done) {
+    StartUnaryCall<Reply, T>(*connection_, deadline, std::move(prepare), std::move(convert),
+                             std::move(done));
+  }
+
+  void Register(const std::string& name, const NamespaceSpec& spec, Deadline deadline,
+                Done<ClientNamespace> done) {
+    v1::RegisterRequest request;
+    request.mutable_client()->set_protocol_version(kProtocolVersion);
+    request.mutable_client()->set_software_version(kSoftwareVersion);
+    request.set_name(name);
+    ToProto(spec, request.mutable_spec());
+    Call<v1::RegisterReply, ClientNamespace>(
+        deadline,
+        [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
+          return channel.engine->PrepareAsyncRegister(context, request, queue);
+        },
+        [this](const v1::RegisterReply& reply) -> absl::StatusOr<ClientNamespace> {
+          KVMILL_RETURN_IF_ERROR(CheckProtocolVersion(reply.hello().server().protocol_version()));
+          KVMILL_ASSIGN_OR_RETURN(ClientNamespace ns, NamespaceFromProto(reply.namespace_()));
+          MutexLock lock(mu_);
+          registered_[ns.fingerprint] = ns;
+          return ns;
+        },
+        std::move(done));
+  }
+
+  // Runs `attempt(done)`; tries once more when the daemon was restarted meanwhile: it does not know
+  // the token, or the namespace though that was opened here, which is registered first.
+  template <typename T>
+  void WithNamespace(const ClientNamespace& ns, Deadline deadline,
+                     std::function<void(Done<T>)> attempt, Done<T> done) {
+    attempt([this, fingerprint = ns.fingerprint, deadline, attempt,
+             done = std::move(done)](absl::StatusOr<T> result) {
+      if (absl::IsUnauthenticated(result.status())) {
+        attempt(done);
+        return;
+      }
+      std::optional<ClientNamespace> known;
+      if (absl::IsNotFound(result.status())) {
+        MutexLock lock(mu_);
+        const auto it = registered_.find(fingerprint);
+        if (it != registered_.end()) known = it->second;
+      }
+      if (!known.has_value()) {
+        done(std::move(result));
+        return;
+      }
+      Register(known->name, known->spec, deadline,
+               [attempt, done](absl::StatusOr<ClientNamespace> registered) {
+                 if (registered.ok()) {
+                   attempt(done);
+                 } else {
+                   done(registered.status());
+                 }
+               });
+    });
+  }
+
+ private:
+  // Once in a row of failures.
+  void NoteFallback(const absl::Status& why) {
+    if (fell_back_.exchange(true, std::memory_order_relaxed)) return;
+    const std::string text =
+        absl::StrCat("data plane: ", why.message(), "; blocks travel with the gRPC messages");
+    // Without a data plane that is how it is meant to be.
+    absl::IsFailedPrecondition(why) ? LogDebug(text) : LogWarning(text);
+  }
+
+  const Options options_;
+  const bool local_;
+  const pid_t pid_;
+  std::atomic<bool> fell_back_{false};
+  Mutex mu_;
+  std::map<Fingerprint, ClientNamespace> registered_ ABSL_GUARDED_BY(mu_);
+  // May be null; constant after construction. Workers are used by both others.
+  std::unique_ptr<WorkerPool> workers_;
+  std::unique_ptr<DataLink> link_;
+  std::unique_ptr<ClientSession> session_;
+  std::unique_ptr<MapCalls> maps_;
+  // Last: its destructor ends the calls that use the rest.
+  std::unique_ptr<Connection> connection_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_CLIENT_CLIENT_IMPL_H_

@@ -1,0 +1,175 @@
+// Map and its like: what a session of the client owns.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/client_impl.h"
+#include "client/mapped_blocks.h"
+#include "client/mapped_content.h"
+#include "kvmill/v1/data.grpc.pb.h"
+
+namespace kvmill {
+namespace {
+
+// Closing a session over TCP at the end of a client: what the daemon gets to hear of it.
+constexpr std::chrono::milliseconds kCloseWait{500};
+
+absl::StatusOr<std::uint32_t> LeaseMs(absl::Duration lease) {
+  const std::int64_t ms = absl::ToInt64Milliseconds(lease);
+  if (ms <= 0 || ms > std::int64_t{1} << 31) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("lease of ", absl::FormatDuration(lease), ", want 1 ms or more"));
+  }
+  return static_cast<std::uint32_t>(ms);
+}
+
+}  // namespace
+
+Client::Impl::Impl(const ServerAddress& address, const Options& options)
+    : options_(options), local_(address.is_unix()), pid_(getpid()) {
+  connection_ = std::make_unique<Connection>(address, [this](std::uint64_t pass) {
+    session_->PassLost(pass);
+    maps_->PassLost();
+  });
+  SessionNotices notices;
+  if (options.on_session_event) {
+    const auto say = options.on_session_event;
+    notices.draining = [say] { say(SessionEvent::kDraining, 0); };
+    notices.leases_expired = [say](std::uint64_t n) { say(SessionEvent::kLeasesExpired, n); };
+    notices.ended = [say] { say(SessionEvent::kEnded, 0); };
+  }
+  session_ = std::make_unique<ClientSession>(*connection_, std::move(notices));
+  maps_ = std::make_unique<MapCalls>(*connection_, *session_);
+  const bool links =
+      options.path == DataPath::kUcx || (options.path == DataPath::kAuto && !local_);
+  if (!links && !encodes()) return;
+  std::uint32_t threads = options.encode_threads;
+  if (threads == 0) threads = std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
+  workers_ = std::make_unique<WorkerPool>(threads, "kvmill-data");
+  if (!links) return;
+  link_ = std::make_unique<DataLink>(
+      *connection_, *workers_, options.data_plane_plaintext,
+      [this](const v1::ConnectRequest& request, Deadline deadline, DataLink::OfferDone done) {
+        Call<v1::ConnectReply, v1::ConnectReply>(
+            deadline,
+            [request](Channel& channel, auto* context, auto* queue) {
+              return v1::Data::NewStub(channel.channel)
+                  ->PrepareAsyncConnect(context, request, queue);
+            },
+            [](const v1::ConnectReply& reply) { return reply; }, std::move(done));
+      });
+}
+
+Client::Impl::~Impl() {
+  // The threads did not follow into a forked child, nor did anybody who could release locks.
+  if (getpid() != pid_) {
+    static_cast<void>(connection_.release());
+    static_cast<void>(link_.release());
+    static_cast<void>(workers_.release());
+    static_cast<void>(maps_.release());
+    static_cast<void>(session_.release());
+    return;
+  }
+  maps_->Stop();
+  session_->Close(kCloseWait);
+  // Its operations use the connection, and calls that end with that may ask for it.
+  if (link_ != nullptr) link_->Stop();
+  connection_.reset();
+}
+
+void Client::MapAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                      const MapOptions& options, CallOptions call, Done<MappedPtr> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  const absl::StatusOr<std::uint32_t> lease_ms = LeaseMs(options.lease);
+  if (!lease_ms.ok()) return done(lease_ms.status());
+  const Deadline deadline = impl_->DeadlineOf(call);
+  impl_->WithNamespace<MappedPtr>(
+      ns, deadline,
+      [impl = impl_.get(), ns, keys, lease = *lease_ms, deadline](Done<MappedPtr> attempt_done) {
+        impl->maps().Map(
+            ns, keys, lease, deadline,
+            [attempt_done](absl::StatusOr<std::unique_ptr<MappedBlocks::Content>> content) {
+              if (!content.ok()) {
+                attempt_done(content.status());
+              } else {
+                attempt_done(MappedPtr(new MappedBlocks(*std::move(content))));
+              }
+            });
+      },
+      std::move(done));
+}
+
+void Client::RenewAsync(MappedBlocks& mapped, absl::Duration lease, CallOptions call,
+                        std::function<void(absl::Status)> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  const absl::StatusOr<std::uint32_t> lease_ms = LeaseMs(lease);
+  if (!lease_ms.ok()) return done(lease_ms.status());
+  impl_->maps().Renew(*mapped.content_, *lease_ms, impl_->DeadlineOf(call), std::move(done));
+}
+
+void Client::TouchAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                        CallOptions call, Done<std::uint64_t> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  v1::TouchRequest request;
+  request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
+  for (const BlockKey& key : keys) request.add_keys(std::string(key.view()));
+  impl_->Call<v1::BlockCount, std::uint64_t>(
+      impl_->DeadlineOf(call),
+      [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
+        return channel.cache->PrepareAsyncTouch(context, request, queue);
+      },
+      [](const v1::BlockCount& reply) { return reply.blocks(); }, std::move(done));
+}
+
+void Client::RegisterMemoryAsync(const ClientNamespace& ns, const EngineGeometry& geometry,
+                                 CallOptions call, Done<std::uint64_t> done) {
+  absl::Status checked = impl_->CheckProcess();
+  if (checked.ok()) checked = CheckGeometry(ns.spec, geometry);
+  if (!checked.ok()) return done(checked);
+  const Deadline deadline = impl_->DeadlineOf(call);
+  v1::RegisterMemoryRequest request;
+  request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
+  ToProto(geometry, request.mutable_geometry());
+  impl_->WithNamespace<std::uint64_t>(
+      ns, deadline,
+      [impl = impl_.get(), request, deadline](Done<std::uint64_t> attempt_done) {
+        impl->session().Ensure(
+            deadline, [impl, request, deadline, attempt_done](absl::StatusOr<SessionPtr> session) {
+              if (!session.ok()) return attempt_done(session.status());
+              v1::RegisterMemoryRequest mine = request;
+              mine.set_session_id((*session)->id);
+              impl->Call<v1::RegisterMemoryReply, std::uint64_t>(
+                  deadline,
+                  [mine = std::move(mine)](Channel& channel, auto* context, auto* queue) {
+                    return channel.engine->PrepareAsyncRegisterMemory(context, mine, queue);
+                  },
+                  [](const v1::RegisterMemoryReply& reply) { return reply.registration(); },
+                  attempt_done);
+            });
+      },
+      std::move(done));
+}
+
+void Client::UnregisterMemoryAsync(std::uint64_t registration, CallOptions call,
+                                   std::function<void(absl::Status)> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  const Deadline deadline = impl_->DeadlineOf(call);
+  impl_->session().Ensure(deadline, [impl = impl_.get(), registration, deadline,
+                                     done = std::move(done)](absl::StatusOr<SessionPtr> session) {
+    if (!session.ok()) return done(session.status());
+    v1::UnregisterMemoryRequest request;
+    request.set_session_id((*session)->id);
+    request.set_registration(registration);
+    impl->Call<v1::UnregisterMemoryReply, int>(
+        deadline,
+        [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
+          return channel.engine->PrepareAsyncUnregisterMemory(context, request, queue);
+        },
+        [](const v1::UnregisterMemoryReply&) { return absl::StatusOr<int>(0); },
+        [done](const absl::StatusOr<int>& result) { done(result.status()); });
+  });
+}
+
+}  // namespace kvmill

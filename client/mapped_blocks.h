@@ -1,0 +1,110 @@
+// Blocks in the daemon's own memory, mapped: read and attended to in place, without a copy.
+//
+//   auto mapped = client->Map(ns, keys);                      // Leases on blocks, pages of memory.
+//   table: FillAttentionBlocks(**mapped, group, layer, ...);  // Where the heads of a layer lie.
+//   AttentionCpu(...);                                        // Reads records where they are.
+//   absl::Status whole = (*mapped)->Check();                  // What was read was right, or
+//   ABORTED.
+//
+// Reading is not holding: a lease has an end, and a process may be stopped for longer. So what was
+// computed counts only when Check() said OK afterwards. ABORTED (the lease is over, the memory
+// belongs to another block, the session ended) is a hard error: throw the result away, map again or
+// recompute.
+//
+// What is verified: that the daemon says who it is (the local door), when a page is looked at the
+// first time that it is whole and the page that was asked for (generation, header checksum,
+// namespace, block key, layer, format). Not the checksums of its contents: they were when the
+// daemon took the bytes in (computed when it encoded them, verified when they came from disk), and
+// nobody else can write to that memory. VerifyContents() does it all, once, for those who want it.
+//
+// Thread-safe. The mapping lives as long as this object, whatever becomes of the client and the
+// daemon. Destroying it gives the leases back. In a forked child the memory is not there:
+// every call answers FAILED_PRECONDITION.
+#ifndef KVMILL_CLIENT_MAPPED_BLOCKS_H_
+#define KVMILL_CLIENT_MAPPED_BLOCKS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/client.h"
+#include "kernels/attention.h"
+#include "storage/core/page_layout.h"
+
+namespace kvmill {
+
+class MappedBlocks {
+ public:
+  ~MappedBlocks();
+  MappedBlocks(const MappedBlocks&) = delete;
+  MappedBlocks& operator=(const MappedBlocks&) = delete;
+
+  const ClientNamespace& name_space() const;
+  std::size_t block_count() const;  // The keys of the call.
+  // Of the first of its layer groups that is not there, else OK. NOT_FOUND: a miss.
+  // RESOURCE_EXHAUSTED: no room to load it into. Groups that are there have their pages all the
+  // same.
+  const absl::Status& status(std::size_t block) const;
+  Tier tier(std::size_t block) const;  // Where it was found: the slowest over its layer groups.
+  std::uint32_t token_count(std::size_t block) const;
+
+  // The page of one layer. ABORTED as Check(); DATA_LOSS when it is not the page that was asked
+  // for; the block's status when it is not there. What it points to is good to read until Check().
+  absl::StatusOr<PageView> Page(std::size_t block, std::size_t group,
+                                std::size_t layer_index) const;
+
+  // Whether everything that was read so far was right; after reading. Looks at the leases' time and
+  // at the generation of every page: some nanoseconds a page.
+  absl::Status Check() const;
+  // The same for some blocks.
+  absl::Status Check(std::size_t first_block, std::size_t count) const;
+  // Until when Check() can be OK: the first lease's end, counted from the moment when it was asked
+  // for.
+  absl::Time deadline() const;
+
+  // Every checksum of every page; DATA_LOSS names the first that is wrong. ABORTED as Check().
+  absl::Status VerifyContents() const;
+
+ public:
+  // Internal to client/.
+  struct Content;
+
+ private:
+  friend class Client;
+  friend class MapCalls;
+  friend class MapOwner;
+  explicit MappedBlocks(std::unique_ptr<Content> content);
+  std::unique_ptr<Content> content_;
+};
+
+// For AttentionSequence::blocks: the entry of block `first_block + b` and KV head h is
+// table[b * kv_heads + h], for `count` whole blocks. Errors as MappedBlocks::Page;
+// INVALID_ARGUMENT when the table is too small or a block is a tail. Raw heads lie as
+// PackedRawLayout(format, source_dtype, block_tokens) says.
+absl::Status FillAttentionBlocks(const MappedBlocks& mapped, std::size_t group,
+                                 std::size_t layer_index, std::size_t first_block,
+                                 std::size_t count, absl::Span<AttentionBlock> table);
+
+// For AttentionSequence::tail: the heads of a tail, which is stored in 16 bits.
+class MappedTail {
+ public:
+  // `block` is the tail's number among the mapped ones.
+  static absl::StatusOr<MappedTail> Create(const MappedBlocks& mapped, std::size_t group,
+                                           std::size_t layer_index, std::size_t block);
+  const TailHead* heads() const { return heads_.data(); }
+  std::uint32_t token_count() const { return token_count_; }
+
+ private:
+  std::uint32_t token_count_ = 0;
+  std::vector<const std::byte*> rows_;  // K and V of each head.
+  std::vector<TailHead> heads_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_CLIENT_MAPPED_BLOCKS_H_

@@ -1,0 +1,78 @@
+// What a MappedBlocks holds. Internal to client/.
+#ifndef KVMILL_CLIENT_MAPPED_CONTENT_H_
+#define KVMILL_CLIENT_MAPPED_CONTENT_H_
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "client/arena_mappings.h"
+#include "client/client_session.h"
+#include "client/mapped_blocks.h"
+#include "storage/core/mutex.h"
+
+namespace kvmill {
+
+class MapCalls;
+
+// How a MappedBlocks finds the client that made it, as long as there is one. Thread-safe.
+class MapOwner {
+ public:
+  explicit MapOwner(MapCalls* calls) : calls_(calls) {}
+  // The client goes.
+  void Detach();
+  void GiveBack(const MappedBlocks::Content& content);
+
+ private:
+  Mutex mu_;
+  MapCalls* calls_ ABSL_GUARDED_BY(mu_);
+};
+
+struct MappedBlocks::Content {
+  struct Page {
+    const std::byte* data = nullptr;
+    const std::uint64_t* generation_word = nullptr;
+    std::uint64_t generation = 0;
+    std::uint32_t page_bytes = 0;
+  };
+  struct Entry {  // One (block, layer group).
+    absl::Status status;
+    Tier tier = Tier::kHost;
+    std::uint32_t token_count = 0;
+    std::uint64_t lease = 0;
+    std::size_t first_page = 0;
+  };
+  struct Block {
+    absl::Status status;
+    Tier tier = Tier::kHost;
+    std::uint32_t token_count = 0;
+  };
+
+  const Entry& entry(std::size_t block, std::size_t group) const {
+    return entries[block * ns.spec.groups.size() + group];
+  }
+  // OK while what was read so far may be right: everything but the generations.
+  absl::Status CheckLeases() const;
+  absl::Status CheckPage(std::size_t block, std::size_t page) const;
+
+  pid_t pid = getpid();
+  ClientNamespace ns;
+  std::vector<BlockKey> keys;
+  std::vector<Block> blocks;
+  std::vector<Entry> entries;
+  std::vector<Page> pages;
+  std::vector<ArenaMappingPtr> mappings;
+  SessionPtr session;
+  std::shared_ptr<MapOwner> owner;
+  // steady_clock; a renewal moves it. A stale value is an earlier end.
+  std::atomic<std::int64_t> deadline_nanos{0};
+  std::atomic<bool> lost{false};  // The daemon said that a lease had ended. Never cleared.
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_CLIENT_MAPPED_CONTENT_H_

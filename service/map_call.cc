@@ -1,0 +1,122 @@
+#include "service/map_call.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/map_codec.h"
+#include "service/status_grpc.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+
+MapCall* MapCall::Start(ServiceContext& context, const absl::StatusOr<Caller>& caller,
+                        const v1::MapRequest* request, v1::MapReply* reply) {
+  auto* call = new MapCall(context, request, reply);
+  const absl::StatusOr<bool> complete = call->Begin(caller);
+  if (!complete.ok()) {
+    call->Finish(StatusToGrpc(complete.status()));
+  } else if (*complete) {
+    call->Finish(StatusToGrpc(call->Answer()));
+  }
+  return call;
+}
+
+BlockId MapCall::IdOf(std::size_t entry) const {
+  const std::size_t groups = namespace_.spec.groups.size();
+  BlockId id;
+  id.namespace_id = namespace_.id;
+  id.group = static_cast<std::uint8_t>(entry % groups);
+  id.key = keys_[entry / groups];
+  return id;
+}
+
+absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller) {
+  KVMILL_RETURN_IF_ERROR(caller.status());
+  caller_ = *caller;
+  if (caller_.door_client == 0) {
+    return absl::FailedPreconditionError(
+        "map is for clients on the daemon's node: use its socket, or fetch");
+  }
+  KVMILL_ASSIGN_OR_RETURN(namespace_, context_.Resolve(caller_, request_.namespace_()));
+  KVMILL_ASSIGN_OR_RETURN(keys_, KeysFromProto(request_.keys()));
+  const std::size_t count = keys_.size() * namespace_.spec.groups.size();
+  if (count > kMapBlocksMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(keys_.size(), " keys of ", namespace_.spec.groups.size(),
+                     " layer groups in one Map: at most ", kMapBlocksMax, " together"));
+  }
+  entries_.reserve(count);
+  for (std::size_t entry = 0; entry < count; ++entry) {
+    entries_.emplace_back(context_.store.FetchFromMemory(IdOf(entry), FetchPath::kMap));
+    if (!entries_.back()->valid()) missing_.push_back(entry);
+  }
+  if (missing_.empty() || context_.data_dir.empty()) {
+    LoadMissing();  // Finds nothing, and counts that; without a disk it does not wait.
+    return true;
+  }
+  if (context_.counters.map_loads.fetch_add(1, std::memory_order_relaxed) >= kMapLoadsMax) {
+    context_.counters.map_loads.fetch_sub(1, std::memory_order_relaxed);
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kMapLoadsMax, " Map calls wait for the disk: at most that many at once"));
+  }
+  context_.io_pool.Post([this] {
+    LoadMissing();
+    const absl::Status status = Answer();
+    context_.counters.map_loads.fetch_sub(1, std::memory_order_relaxed);
+    Finish(StatusToGrpc(status));  // May delete this.
+  });
+  return false;
+}
+
+void MapCall::LoadMissing() {
+  for (const std::size_t entry : missing_) {
+    if (cancelled_.load(std::memory_order_relaxed)) return;
+    entries_[entry] = context_.store.Fetch(IdOf(entry), FetchPath::kMap);
+  }
+}
+
+absl::Status MapCall::Answer() {
+  if (cancelled_.load(std::memory_order_relaxed)) return absl::CancelledError("the caller gave up");
+  MapReplyWriter writer(&reply_);
+  std::vector<BlockRef> leased;
+  leased.reserve(entries_.size());
+  std::vector<TieredStore::PageLocation> pages;
+  std::vector<PagePosition> positions;
+  std::uint64_t bytes = 0;
+  for (std::size_t entry = 0; entry < entries_.size(); ++entry) {
+    if (!entries_[entry].ok()) {
+      writer.AddFailure(static_cast<std::uint32_t>(entry), entries_[entry].status());
+      continue;
+    }
+    BlockRef& block = *entries_[entry];
+    pages.clear();
+    positions.clear();
+    context_.store.Locate(block, &pages);
+    const TieredStore::PageLocation* previous = nullptr;
+    for (const TieredStore::PageLocation& page : pages) {
+      PagePosition& position = positions.emplace_back();
+      position.arena_index =
+          previous != nullptr && previous->arena == page.arena && previous->tier == page.tier
+              ? positions[positions.size() - 2].arena_index
+              : writer.AddArena({page.tier, page.arena, page.arena_epoch},
+                                context_.store.ArenaOf(page).bytes);
+      position.page_bytes = page.page_bytes;
+      position.offset_bytes = page.offset_bytes;
+      position.generation = page.generation;
+      position.generation_offset_bytes = page.generation_offset_bytes;
+      bytes += page.page_bytes;
+      previous = &page;
+    }
+    writer.AddBlock(block.tier(), block.token_count(), positions);
+    leased.push_back(std::move(block));
+  }
+  KVMILL_ASSIGN_OR_RETURN(
+      const LeaseId first,
+      context_.sessions.Grant(caller_, request_.session_id(),
+                              std::int64_t{request_.lease_ms()} * 1'000'000, std::move(leased)));
+  reply_.set_first_lease(first);
+  context_.counters.mapped_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+}  // namespace kvmill
