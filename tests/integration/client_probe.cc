@@ -3,6 +3,9 @@
 //     status                 Makes an admin call and exits with its status code.
 //     store NAME COUNT       Stores COUNT blocks of sequence NAME and says how many were stored.
 //     find NAME COUNT        Says "hits H listed L blocks B".
+//     map NAME COUNT MS      Maps the blocks with leases of MS, says "mapped N", looks at them, until
+//                            something is wrong, says what, and exits with its code.
+//     renew NAME COUNT MS    The same, and renews the leases all the time.
 //     fetch NAME COUNT       Fetches COUNT blocks and says how many came.
 //     steal NAME COUNT FP    The same from the namespace with that fingerprint, whosever it is.
 //     store_loop NAME COUNT  Stores blocks until it is killed, and says "running" first.
@@ -19,6 +22,7 @@
 
 #include "absl/strings/escaping.h"
 #include "client/client.h"
+#include "client/mapped_blocks.h"
 
 namespace kvmill {
 namespace {
@@ -34,6 +38,8 @@ T Need(absl::StatusOr<T> result) {
   std::fflush(stdout);
   std::_Exit(static_cast<int>(result.status().code()));
 }
+
+void NeedOk(const absl::Status& status) { Need(status.ok() ? absl::StatusOr<int>(0) : status); }
 
 NamespaceSpec SmallSpec() {
   NamespaceSpec spec;
@@ -136,6 +142,38 @@ int Main(std::vector<std::string> arguments) {
     const ServerStat stat = Need(client->Stat());
     std::printf("hits %d listed %d blocks %d\n", static_cast<int>(found.hit_blocks),
                 static_cast<int>(listed.size()), static_cast<int>(stat.blocks));
+  } else if ((command == "map" || command == "renew") && arguments.size() == 5) {
+    const absl::Duration lease = absl::Milliseconds(std::atoi(arguments[4].c_str()));
+    const auto mapped = Need(client->Map(ns, keys, {.lease = lease}));
+    std::vector<std::vector<std::byte>> before;
+    const auto read = [&](std::vector<std::vector<std::byte>>* pages) -> absl::Status {
+      pages->clear();
+      for (std::size_t b = 0; b < mapped->block_count(); ++b) {
+        for (std::size_t layer = 0; layer < 2; ++layer) {
+          const absl::StatusOr<PageView> page = mapped->Page(b, 0, layer);
+          if (!page.ok()) return page.status();
+          for (std::uint32_t head = 0; head < kHeads; ++head) {
+            const auto contents = page->contents(head);
+            pages->emplace_back(contents.begin(), contents.end());
+          }
+        }
+      }
+      return mapped->Check();
+    };
+    NeedOk(read(&before));
+    std::printf("mapped %d\n", static_cast<int>(mapped->block_count()));
+    std::fflush(stdout);
+    std::vector<std::vector<std::byte>> now;
+    for (;;) {
+      const absl::Status status = read(&now);
+      NeedOk(status);
+      if (now != before) {
+        std::printf("wrong bytes passed the check\n");
+        return 102;
+      }
+      if (command == "renew") NeedOk(client->Renew(*mapped, lease));
+      usleep(1000);
+    }
   } else {
     return 101;
   }

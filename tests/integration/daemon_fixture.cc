@@ -118,6 +118,16 @@ void LocalPass::AddTo(grpc::ClientContext* call) const {
   call->AddMetadata(kDoorTokenMetadata, token_hex_);
 }
 
+bool DaemonTest::WaitForStat(const std::function<bool(const ServerStat&)>& is_so) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (absl::Now() < deadline) {
+    const absl::StatusOr<ServerStat> stat = client_->Stat();
+    if (stat.ok() && is_so(*stat)) return true;
+    usleep(5000);
+  }
+  return false;
+}
+
 void DaemonTest::LetOthersIn() {
   chmod(directory_.path().c_str(), 0755);
   chmod((directory_ / "run").c_str(), 0755);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -63,6 +64,7 @@ class LocalPass {
   const std::string& token_hex() const { return token_hex_; }  // Empty when not let in.
   const absl::Status& status() const { return status_; }
   void AddTo(grpc::ClientContext* call) const;
+  DoorClient& door() { return door_; }
 
  private:
   DoorClient door_;
@@ -82,6 +84,8 @@ class DaemonTest : public ::testing::Test {
   void Kill();  // kill -9, and waits.
   std::unique_ptr<Client> Connect(const std::string& address,
                                   absl::Duration timeout = absl::Seconds(60)) const;
+  // Polls Stat until `is_so`, up to 20 s.
+  bool WaitForStat(const std::function<bool(const ServerStat&)>& is_so);
   std::string socket() const { return directory_ / "run/kvmill.sock"; }
   // Socket and door for every user. After Start.
   void LetOthersIn();
