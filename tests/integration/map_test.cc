@@ -33,6 +33,12 @@ using ::testing::StartsWith;
 
 class MapTest : public DaemonTest {
  protected:
+  // Little memory: it is touched at every start.
+  void Start(const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {"--host-bytes", "64MiB"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    DaemonTest::Start(arguments);
+  }
   // Blocks 0 to count - 1 of sequence `name` in namespace "n".
   ClientNamespace Fill(const std::string& name, std::uint32_t count, std::uint32_t seed = 1) {
     const ClientNamespace ns = Open("n", SmallSpec());
@@ -239,7 +245,7 @@ TEST_F(MapTest, RemoveAndClearHideALeasedBlockNowAndFreeItLater) {
 }
 
 TEST_F(MapTest, EvictionPassesByWhatIsLeased) {
-  Start({"--host-bytes", "64MiB"});
+  Start();
   const ClientNamespace ns = Fill("s", 16);
   const auto mapped = Map(ns, KeysOf("s", 16), absl::Seconds(60));
   ASSERT_NE(mapped, nullptr);
@@ -304,7 +310,7 @@ TEST_F(MapTest, AClientThatDiesLeavesNothing) {
 }
 
 TEST_F(MapTest, AStoppedReaderNeverTakesAnotherBlocksBytesForItsOwn) {
-  Start({"--host-bytes", "64MiB"});
+  Start();
   const ClientNamespace ns = Fill("s", 8);
   const auto probe = Probe({"renew", "s", "8", "300"}, 0);
   ASSERT_EQ(probe->ReadLine(), "mapped 8");
@@ -542,7 +548,7 @@ TEST_F(MapTest, TheArenaCanBeReadAndNothingElse) {
 
 TEST_F(MapTest, ArenasGoOnlyToThoseWhoHoldALeaseInThem) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to act as another user";
-  Start();
+  Start({"--host-bytes", "256MiB"});  // An arena for each tenant.
   LetOthersIn();
   // A tenant with a lease of its own; another one who knows all numbers.
   EXPECT_EQ(Probe({"store", "s", "2"}, 65534)->ReadLine(), "stored 2");
