@@ -50,8 +50,8 @@ absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller) {
     entries_.emplace_back(context_.store.FetchFromMemory(IdOf(entry), FetchPath::kMap));
     if (!entries_.back()->valid()) missing_.push_back(entry);
   }
-  if (missing_.empty() || context_.data_dir.empty()) {
-    LoadMissing();  // Finds nothing, and counts that; without a disk it does not wait.
+  if (missing_.empty() || !context_.has_other_tiers) {
+    LoadMissing();  // Finds nothing, and counts that: it does not wait.
     return true;
   }
   if (context_.counters.map_loads.fetch_add(1, std::memory_order_relaxed) >= kMapLoadsMax) {

@@ -2,7 +2,7 @@
 // lie.
 //
 // Blocks in memory are found at once, on gRPC's thread, which must not wait; when some have to come
-// from disk the rest is a task of the I/O pool.
+// from disk or the GPU the rest is a task of the I/O pool.
 #ifndef KVMILL_SERVICE_MAP_CALL_H_
 #define KVMILL_SERVICE_MAP_CALL_H_
 

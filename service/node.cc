@@ -170,6 +170,7 @@ absl::Status Node::Impl::Start() {
   context_->boot_id_hex = absl::BytesToHexString(boot_id);
   context_->device = device_->info().name;
   context_->data_dir = config_.data_dir;
+  context_->has_other_tiers = !config_.data_dir.empty() || config_.gpu_bytes > 0;
   context_->encode_threads = threads;
   context_->start_nanos = clock_.MonotonicNanos();
   cache_ = std::make_unique<CacheService>(*context_);

@@ -52,7 +52,8 @@ struct ServiceContext {
   std::string boot_id{};  // 16 random bytes.
   std::string boot_id_hex{};
   std::string device{};
-  std::string data_dir{};  // Empty: no disk tier.
+  std::string data_dir{};        // Empty: no disk tier.
+  bool has_other_tiers = false;  // Than host memory.
   std::uint32_t encode_threads = 0;
   std::int64_t start_nanos = 0;           // Of `clock`.
   const DataPlane* data_plane = nullptr;  // Null: none.
