@@ -42,8 +42,7 @@ Client::Impl::Impl(const ServerAddress& address, const Options& options)
   }
   session_ = std::make_unique<ClientSession>(*connection_, std::move(notices));
   maps_ = std::make_unique<MapCalls>(*connection_, *session_);
-  const bool links =
-      options.path == DataPath::kUcx || (options.path == DataPath::kAuto && !local_);
+  const bool links = options.path == DataPath::kUcx || (options.path == DataPath::kAuto && !local_);
   if (!links && !encodes()) return;
   std::uint32_t threads = options.encode_threads;
   if (threads == 0) threads = std::clamp(std::thread::hardware_concurrency(), 1u, 4u);

@@ -3,7 +3,8 @@
 //     status                 Makes an admin call and exits with its status code.
 //     store NAME COUNT       Stores COUNT blocks of sequence NAME and says how many were stored.
 //     find NAME COUNT        Says "hits H listed L blocks B".
-//     map NAME COUNT MS      Maps the blocks with leases of MS, says "mapped N", looks at them, until
+//     map NAME COUNT MS      Maps the blocks with leases of MS, says "mapped N", looks at them,
+//     until
 //                            something is wrong, says what, and exits with its code.
 //     renew NAME COUNT MS    The same, and renews the leases all the time.
 //     fetch NAME COUNT       Fetches COUNT blocks and says how many came.
