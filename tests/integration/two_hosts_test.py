@@ -2,8 +2,8 @@
 """Two hosts and UCX between them (ctest `two_hosts_test`): two network namespaces joined by a veth pair, a daemon in each.
 
 A process on host A stores real K and V in A's daemon, a process on host B takes it from there, byte by byte, and puts it
-into B's daemon; both over UCX, once over IPv4 and once over IPv6, encrypted and not. Needs root and `ip netns`; exit code
-77 without.
+into B's daemon; both over UCX, once over IPv4 and once over IPv6, encrypted and not. Then a process on each host maps the
+blocks of the daemon beside it and attends to them in place. Needs root and `ip netns`; exit code 77 without.
 
 two_hosts_test.py BIN_DIR PROBE_DIR SOURCE_DIR
 """
@@ -33,6 +33,7 @@ class Host:
         self.name, self.folder = name, os.path.join(folder, name)
         os.makedirs(os.path.join(self.folder, "run"), 0o750)
         ip("netns", "add", name)
+        self.socket = os.path.join(self.folder, "run", "kvmill.sock")
         self.daemon = self.ready = None
 
     def run(self, *command):
@@ -46,8 +47,8 @@ class Host:
         listen = f"[{address}]:0" if ":" in address else f"{address}:0"
         with open(os.path.join(self.folder, "log"), "wb") as log:
             self.daemon = subprocess.Popen(
-                ["ip", "netns", "exec", self.name, kvmilld, "--socket", os.path.join(self.folder, "run", "kvmill.sock"),
-                 "--host-bytes", "64MiB", "--listen", listen, "--ucx", address, "--insecure", *flags],
+                ["ip", "netns", "exec", self.name, kvmilld, "--socket", self.socket, "--host-bytes", "64MiB",
+                 "--listen", listen, "--ucx", address, "--insecure", *flags],
                 stdout=subprocess.PIPE, stderr=log)
         line = self.daemon.stdout.readline()
         if not line:
@@ -78,8 +79,8 @@ class Host:
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
 
 
-def relay(kvmill, probe, a, b, kv, folder, flags):
-    """Stores on A, moves to B, compares what both give."""
+def relay(kvmill, probe_dir, a, b, kv, folder, flags):
+    """Stores on A, moves to B, compares what both give, attends to both in place."""
     plain = ["--data-plane-plaintext"] if "--data-plane-plaintext" in flags else []
     name = ["--namespace", "relay", "--sequence", "s"]
     at_a, at_b = a.ready["listen"], b.ready["listen"]
@@ -94,13 +95,21 @@ def relay(kvmill, probe, a, b, kv, folder, flags):
                                   server, "--json"))
         assert got["blocks"] == put["blocks_stored"] and got["misses"] == 0, got
     same(out[a.name], out[b.name])
+    attend(probe_dir, a)
     if not plain:
-        said = b.run(probe, at_a, at_b, "relay", "s")
+        said = b.run(os.path.join(probe_dir, "relay_probe"), at_a, at_b, "relay", "s")
         assert said.startswith("moved "), said
         moved = os.path.join(folder, "moved-")
         got = json.loads(b.run(kvmill, "get", *name, "--tiles", "--out", moved, "--path", "ucx", "--server", at_b, "--json"))
         assert got["blocks"] == put["blocks_stored"], got
         same(out[a.name], moved)
+        attend(probe_dir, b)
+
+
+def attend(probe_dir, host):
+    """Without a copy: through the daemon's local door."""
+    said = host.run(os.path.join(probe_dir, "attend_probe"), f"unix:{host.socket}", "relay", "s")
+    assert said.startswith("attended to "), said
 
 
 def same(left, right):
@@ -117,7 +126,6 @@ def main():
         print("skipped: two network namespaces need root and the program ip (package iproute2)")
         return SKIPPED
     kvmilld, kvmill = os.path.join(bin_dir, "kvmilld"), os.path.join(bin_dir, "kvmill")
-    probe = os.path.join(probe_dir, "relay_probe")
     prefix = sorted(glob.glob(os.path.join(source_dir, "tests", "data", "tiny-lm-kv", "*L00_k.npy")))[0][:-len("L00_k.npy")]
     folder = tempfile.mkdtemp(prefix="kvmill-two-hosts-")
     hosts = []
@@ -140,7 +148,7 @@ def main():
             for host, address in zip(hosts, addresses):
                 host.start(kvmilld, address, *flags)
             begin = time.monotonic()
-            relay(kvmill, probe, *hosts, prefix, folder, flags)
+            relay(kvmill, probe_dir, *hosts, prefix, folder, flags)
             print(f"{addresses[0]} {' '.join(flags)}: byte by byte the same, {time.monotonic() - begin:.2f} s")
             for host in hosts:
                 host.stop()
