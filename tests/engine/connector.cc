@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "absl/time/time.h"
+#include "client/mapped_blocks.h"
+#include "storage/core/status_macros.h"
 
 namespace kvmill::engine {
 
@@ -217,7 +219,7 @@ bool SchedulerConnector::Busy(std::uint64_t request) const {
 
 // --- Worker side ---
 
-// A fetch of some blocks, and the sink that decodes this rank's heads into the pages.
+// A fetch or a map of some blocks, and the sink that decodes this rank's heads into the pages.
 struct WorkerConnector::Load : FetchSink {
   Load(const Order& o, WorkerConnector& connector) : order(o), owner(connector) {
     KvMemory& memory = owner.memory_;
@@ -259,13 +261,53 @@ struct WorkerConnector::Load : FetchSink {
     return DecodePage(page, Frame::kModel, head_begin, owner.memory_.head_count(), out, &scratch);
   }
 
+  // One mapped block, read in place; what was read counts when the lease held until the end.
+  absl::Status Read(const MappedBlocks& blocks, std::uint32_t block) {
+    KVMILL_RETURN_IF_ERROR(blocks.status(block));
+    for (std::uint32_t layer = 0; layer < owner.config_.shape.layers; ++layer) {
+      KVMILL_ASSIGN_OR_RETURN(const PageView page, blocks.Page(block, 0, layer));
+      KVMILL_RETURN_IF_ERROR(OnPage({.block = block, .layer_index = layer}, page));
+    }
+    return blocks.Check(block, 1);
+  }
+
+  // What came of the call: the tokens of each block, or why there are none.
+  using Tokens = std::vector<absl::StatusOr<std::uint32_t>>;
+  Tokens Wait() {
+    Tokens tokens;
+    if (owner.config_.load_path == LoadPath::kFetch) {
+      const absl::StatusOr<FetchResult>& fetched = result.Wait();
+      if (!fetched.ok()) return Tokens(keys.size(), fetched.status());
+      for (const FetchBlockResult& block : fetched->blocks) {
+        if (block.status.ok()) {
+          tokens.emplace_back(block.token_count);
+        } else {
+          tokens.emplace_back(block.status);
+        }
+      }
+      return tokens;
+    }
+    const auto& blocks = mapped.Wait();
+    if (!blocks.ok()) return Tokens(keys.size(), blocks.status());
+    for (std::uint32_t block = 0; block < keys.size(); ++block) {
+      const absl::Status read = Read(**blocks, block);
+      if (read.ok()) {
+        tokens.emplace_back((*blocks)->token_count(block));
+      } else {
+        tokens.emplace_back(read);
+      }
+    }
+    return tokens;
+  }
+
   const Order order;
   WorkerConnector& owner;
   std::vector<BlockKey> keys;
   std::vector<std::vector<std::byte*>> lists;  // [block][layer][K, V]: a pointer for each page.
   std::vector<std::byte> unwanted;
   std::vector<std::byte> scratch;
-  Result<FetchResult> result;
+  Result<FetchResult> result;        // LoadPath::kFetch.
+  Result<Client::MappedPtr> mapped;  // LoadPath::kMap.
   bool collected = false;
 };
 
@@ -314,7 +356,7 @@ WorkerConnector::WorkerConnector(const EngineConfig& config, std::uint32_t rank,
       spec_(SpecOf(config.shape)) {}
 
 WorkerConnector::~WorkerConnector() {
-  for (Load& load : loads_) load.result.Wait();
+  for (Load& load : loads_) load.Wait();
   for (SaveCall& save : saves_) save.result.Wait();
 }
 
@@ -354,6 +396,16 @@ void WorkerConnector::StartLoads(const std::vector<Order>& orders) {
     ++counts_.calls_started;
     if (absl::Status opened = OpenNamespace(); !opened.ok()) {
       load.result.Set(opened);
+      load.mapped.Set(opened);
+      continue;
+    }
+    if (config_.load_path == LoadPath::kMap) {
+      MapOptions options;
+      options.lease = absl::Milliseconds(config_.lease_ms);
+      client_->MapAsync(ns_, load.keys, options, call,
+                        [&load](absl::StatusOr<Client::MappedPtr> mapped) {
+                          load.mapped.Set(std::move(mapped));
+                        });
       continue;
     }
     client_->FetchAsync(ns_, load.keys, load, call, [&load](absl::StatusOr<FetchResult> result) {
@@ -363,15 +415,14 @@ void WorkerConnector::StartLoads(const std::vector<Order>& orders) {
 }
 
 void WorkerConnector::CollectLoad(Load& load) {
-  const absl::StatusOr<FetchResult>& result = load.result.Wait();
   if (load.collected) return;
   load.collected = true;
+  const Load::Tokens tokens = load.Wait();
   ++counts_.calls_done;
   for (std::size_t i = 0; i < load.order.blocks.size(); ++i) {
     const BlockPages& block = load.order.blocks[i];
     // The whole call failed, or this block did, or it is not what was looked up.
-    const bool ok = result.ok() && result->blocks[i].status.ok() &&
-                    result->blocks[i].token_count == block.hashes.size();
+    const bool ok = tokens[i].ok() && *tokens[i] == block.hashes.size();
     ++(ok ? counts_.loaded_blocks : counts_.failed_loads);
     if (ok || config_.fault == Fault::kIgnoresLoadErrors) continue;
     for (std::uint32_t page = block.page_begin; page < block.page_end; ++page) {

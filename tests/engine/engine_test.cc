@@ -181,6 +181,36 @@ TEST_F(EngineTest, AnyNumberOfRanksReadsWhatAnyOtherWrote) {
   }
 }
 
+// Blocks are mapped when a load begins and read from the daemon's memory when it is due, some steps
+// later; meanwhile others remove them, and with short leases the daemon may give the memory away.
+TEST_F(EngineTest, MappedBlocksAreReadInPlaceOrMissed) {
+  StartWithMetrics();
+  EngineConfig config = Config(110);
+  config.layout = Layout::kHndApart;
+  config.load_path = LoadPath::kMap;
+  config.tails = true;
+  StoreModel store(config.shape);
+  RunClean(config, &store);
+  config.ranks = 2;
+  const EngineReport warm = RunClean(config, &store);
+  EXPECT_GT(warm.connector.loaded_blocks, 0u);
+  EXPECT_EQ(warm.connector.failed_loads, 0u);
+  const ClientNamespace ns = Open(config.namespace_name, SpecOf(config.shape));
+  std::uint64_t times = 0;
+  const EngineReport disturbed =
+      RunClean(config, &store, [&](std::uint64_t step, std::uint64_t loads) {
+        if (step % 7 == 0 || (loads > 0 && ++times % 3 == 0)) {
+          EXPECT_TRUE(client_->Clear(ns).ok());
+        }
+      });
+  EXPECT_GT(disturbed.connector.failed_loads, 0u);
+  config.lease_ms = 1;
+  RunClean(config, &store);
+  const EngineReport expired = RunClean(config, &store);
+  EXPECT_GT(expired.connector.failed_loads, 0u);
+  ExpectRightAndNothingLeaked(config, &store, /*complete=*/false);
+}
+
 TEST_F(EngineTest, PreemptedRequestsComeBackFromTheStore) {
   StartWithMetrics();
   EngineConfig config = Config(31);
@@ -450,6 +480,8 @@ class RandomEngineTest : public EngineTest {
   void Vary(EngineConfig* config) {
     config->ranks = 1 + Draw(2);
     config->layout = static_cast<Layout>(Draw(kLayoutCount));
+    config->load_path = OneIn(2) ? LoadPath::kMap : LoadPath::kFetch;
+    config->lease_ms = OneIn(4) ? 1 + Draw(50) : 10'000;
   }
 
   std::vector<std::string> SmallTiers() {

@@ -25,12 +25,20 @@ enum class Fault : std::uint8_t {
 };
 inline constexpr int kFaultCount = 8;
 
+// How a load gets a block into the pages.
+enum class LoadPath : std::uint8_t {
+  kFetch,  // Over the wire, decoded as it comes.
+  kMap,  // From the daemon's memory, decoded when the load is waited for: under leases until then.
+};
+
 struct EngineConfig {
   std::uint64_t seed = 1;
   ModelShape shape;
   Layout layout = Layout::kNhdApart;
   std::uint32_t ranks = 1;  // Tensor parallelism: 2 is two processes, each with half the heads.
   std::uint32_t page_count = 128;  // Of 16 tokens.
+  LoadPath load_path = LoadPath::kFetch;
+  std::uint64_t lease_ms = 10'000;  // Of mapped blocks.
   // Loads happen inside the step that needs them (true), or while the request waits (false).
   bool loads_in_step = false;
   // Saves end in the step that starts them (true), or run beside the next ones (false): then what a
@@ -53,11 +61,11 @@ struct EngineConfig {
   Fault fault = Fault::kNone;
   std::uint64_t last_rank_dies_at = 0;  // Step in which its process is killed; 0: none.
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EngineConfig, seed, shape, layout, ranks, page_count,
-                                   loads_in_step, saves_in_step, tails, drafts, request_count,
-                                   output_tokens_max, arrival_steps, batch_tokens, chunk_tokens,
-                                   batch_requests, abort_percent, lookup_ms, fetch_ms, store_ms,
-                                   address, namespace_name, fault, last_rank_dies_at)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EngineConfig, seed, shape, layout, ranks, page_count, load_path,
+                                   lease_ms, loads_in_step, saves_in_step, tails, drafts,
+                                   request_count, output_tokens_max, arrival_steps, batch_tokens,
+                                   chunk_tokens, batch_requests, abort_percent, lookup_ms, fetch_ms,
+                                   store_ms, address, namespace_name, fault, last_rank_dies_at)
 
 // One block in the engine's pages.
 struct BlockPages {
