@@ -48,7 +48,7 @@ struct MappedBlocks::Content {
   };
   struct Block {
     absl::Status status;
-    Tier tier = Tier::kHost;
+    Tier tier = Tier::kGpu;  // The fastest; each of its groups may make it slower.
     std::uint32_t token_count = 0;
   };
 
