@@ -215,6 +215,7 @@ void DataLink::Dial(const v1::ConnectReply& reply) {
     options.limits.waiting_calls_max = kWaitingCallsMax;
     UcxOptions ucx;
     ucx.family = ipv6 ? AddressFamily::kIpv6 : AddressFamily::kIpv4;
+    ucx.dial = offer->addresses;
     absl::StatusOr<std::unique_ptr<Transport>> made = MakeUcxTransport(options, ucx);
     if (!made.ok()) {
       return Finish(absl::FailedPreconditionError(

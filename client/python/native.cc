@@ -292,9 +292,15 @@ std::vector<kvmill_key> ToKeys(const py::sequence& keys) {
   return views;
 }
 
+// C strings end at a zero character: two names must not become one.
+void CheckName(const std::string& name) {
+  if (name.find('\0') != std::string::npos) Invalid("a name with a zero character");
+}
+
 class Client {
  public:
   Client(const std::string& address, std::uint64_t timeout_ms) {
+    if (address.find('\0') != std::string::npos) Invalid("an address with a zero character");
     auto options = Init<kvmill_client_options>();
     options.address = address.c_str();
     options.timeout_ms = timeout_ms;
@@ -344,6 +350,7 @@ class Client {
       texts.push_back(spec[i].cast<std::string>());
       if (texts.back().find('\0') != std::string::npos) Invalid("a text with a zero character");
     }
+    CheckName(name);
     auto to = Init<kvmill_namespace_spec>();
     to.groups = groups.data();
     to.group_count = groups.size();
@@ -364,6 +371,7 @@ class Client {
   }
 
   std::uint64_t FindNamespace(Queue& queue, const std::string& name, std::uint64_t timeout_ms) {
+    CheckName(name);
     return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
       return kvmill_find_namespace(get(), name.c_str(), call, queue.get(), tag);
     });

@@ -1,6 +1,9 @@
 #include "client/transport/socket_address.h"
 
+#include <ifaddrs.h>
 #include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
@@ -75,6 +78,42 @@ absl::StatusOr<SocketAddress> ParseSocketAddress(absl::string_view text) {
   address.bytes = found->ai_addrlen;
   freeaddrinfo(found);
   return address;
+}
+
+std::string InterfaceOf(const SocketAddress& address) {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  std::string found;
+  for (const ifaddrs* i = all; i != nullptr && found.empty(); i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != address.storage.ss_family) continue;
+    SocketAddress own;
+    own.bytes = address.bytes;
+    std::memcpy(&own.storage, i->ifa_addr, own.bytes);
+    const bool same =
+        address.is_ipv6()
+            ? std::memcmp(&reinterpret_cast<const sockaddr_in6*>(&own.storage)->sin6_addr,
+                          &reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr,
+                          sizeof(in6_addr)) == 0
+            : reinterpret_cast<const sockaddr_in*>(&own.storage)->sin_addr.s_addr ==
+                  reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr.s_addr;
+    // All of 127.0.0.0/8 is on one interface, which has one address of it.
+    if (same || (own.is_loopback() && address.is_loopback())) found = i->ifa_name;
+  }
+  freeifaddrs(all);
+  return found;
+}
+
+std::string InterfaceTo(const SocketAddress& peer) {
+  // Connecting a datagram socket sends nothing: the kernel looks up the route.
+  const int fd = socket(peer.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return "";
+  SocketAddress own;
+  own.bytes = sizeof(own.storage);
+  const bool found =
+      connect(fd, reinterpret_cast<const sockaddr*>(&peer.storage), peer.bytes) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&own.storage), &own.bytes) == 0;
+  close(fd);
+  return found ? InterfaceOf(own) : "";
 }
 
 }  // namespace kvmill

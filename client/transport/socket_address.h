@@ -27,6 +27,11 @@ struct SocketAddress {
 // INVALID_ARGUMENT naming the text. No names: looking one up would block the transport's thread.
 absl::StatusOr<SocketAddress> ParseSocketAddress(absl::string_view text);
 
+// The network interface ("eth0") that has this address; empty when none has.
+std::string InterfaceOf(const SocketAddress& address);
+// The interface that the way to `peer` begins at; empty when there is no way.
+std::string InterfaceTo(const SocketAddress& peer);
+
 }  // namespace kvmill
 
 #endif  // KVMILL_CLIENT_TRANSPORT_SOCKET_ADDRESS_H_

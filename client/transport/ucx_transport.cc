@@ -12,6 +12,9 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <set>
+#include <system_error>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -290,6 +293,33 @@ void UcxTransport::Sleep() {
   }
 }
 
+// UCX takes signals when it is loaded, so a process that only links this library has to get them
+// back as well: its handler can hang in a process that crashed, which then never dies.
+[[maybe_unused]] const bool kSignalsReleased = [] {
+  ReleaseSignals();
+  return true;
+}();
+
+// The interfaces to keep to, as UCX_NET_DEVICES takes them; empty: all. RDMA devices have names of
+// their own, and which of them belongs to an address is not known here.
+absl::StatusOr<std::string> DevicesFor(const UcxOptions& ucx) {
+  std::error_code error;
+  const std::filesystem::directory_iterator rdma("/sys/class/infiniband", error);
+  if (!error && rdma != std::filesystem::directory_iterator()) return "";
+  std::set<std::string> interfaces;
+  for (const std::string& text : ucx.listen) {
+    KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(text));
+    if (address.is_wildcard()) return "";
+    interfaces.insert(InterfaceOf(address));
+  }
+  for (const std::string& text : ucx.dial) {
+    KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(text));
+    interfaces.insert(InterfaceTo(address));
+  }
+  interfaces.erase("");  // Listening or dialing there fails, and says so.
+  return absl::StrJoin(interfaces, ",");
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptions& options,
@@ -307,7 +337,6 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptio
           absl::StrCat("listening on ", text, " needs an address to advertise"));
     }
   }
-  ReleaseSignals();
   KVMILL_ASSIGN_OR_RETURN(UcxConfig config, UcxConfig::Read());
   if (!ucx.tls.empty()) {
     const std::vector<std::string> names = absl::StrSplit(ucx.tls, ',');
@@ -325,6 +354,10 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptio
   // buffer of its own; and one read takes what has arrived.
   KVMILL_RETURN_IF_ERROR(config.Set("TX_SEG_SIZE", "256k"));
   KVMILL_RETURN_IF_ERROR(config.Set("RX_SEG_SIZE", "1m"));
+  KVMILL_ASSIGN_OR_RETURN(const std::string devices, DevicesFor(ucx));
+  if (!devices.empty() && config.Get("NET_DEVICES") == "all") {
+    KVMILL_RETURN_IF_ERROR(config.Set("NET_DEVICES", devices));
+  }
   for (const auto& [name, value] : ucx.settings) KVMILL_RETURN_IF_ERROR(config.Set(name, value));
   KVMILL_ASSIGN_OR_RETURN(UcxContext context, UcxContext::Make(config));
   KVMILL_ASSIGN_OR_RETURN(UcxWorker worker, UcxWorker::Make(context));

@@ -38,6 +38,8 @@ enum class AddressFamily : std::uint8_t { kIpv4, kIpv6 };
 struct UcxOptions {
   // "a.b.c.d:port" or "[v6]:port", numeric; port 0 lets the system choose. Empty: dials only.
   std::vector<std::string> listen;
+  // Addresses, like those of `listen`, that will be dialed.
+  std::vector<std::string> dial;
   // UCX 1.13 uses one family per process: what `listen` has and what is dialed must be of it. The
   // IPv6 loopback address is not among what it can use.
   AddressFamily family = AddressFamily::kIpv4;
@@ -55,6 +57,11 @@ struct UcxOptions {
   std::vector<std::pair<std::string, std::string>> settings;
 };
 
+// UCX listens for data on every interface that it uses, and anybody who reaches such a port can end
+// the process and worse (decision 0013). So on a host without RDMA only the interfaces of `listen`
+// and those that lead to `dial` are used, unless the settings or the environment name others
+// (NET_DEVICES), or `listen` has a wildcard, or both are empty.
+//
 // INVALID_ARGUMENT for bad options and addresses; FAILED_PRECONDITION when UCX has no TCP here;
 // UNAVAILABLE when an address cannot be listened on, naming it.
 absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptions& options,

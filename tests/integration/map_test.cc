@@ -279,6 +279,18 @@ TEST_F(MapTest, BlocksThatAreOnlyOnDiskAreLoadedFirst) {
   EXPECT_TRUE(mapped->VerifyContents().ok());
 }
 
+// Whether the process has a handler for the signal.
+bool Catches(int pid, int signal) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/status"));
+  std::string word;
+  std::uint64_t mask = 0;
+  while (file >> word && word != "SigCgt:") {
+  }
+  file >> std::hex >> mask;
+  EXPECT_TRUE(file.good());
+  return ((mask >> (signal - 1)) & 1) != 0;
+}
+
 TEST_F(MapTest, AClientThatDiesLeavesNothing) {
   Start();
   const ClientNamespace ns = Fill("s", 8);
@@ -289,6 +301,7 @@ TEST_F(MapTest, AClientThatDiesLeavesNothing) {
       const auto probe = Probe({command, "s", "8", "60000"}, 0);
       ASSERT_EQ(probe->ReadLine(), "mapped 8");
       EXPECT_EQ(client_->Stat()->leases, 8u);
+      EXPECT_FALSE(Catches(probe->pid(), SIGSEGV)) << "a library's handler may hang";
       const absl::Time killed = absl::Now();
       probe->Signal(how);
       EXPECT_TRUE(WaitIdle()) << command << " " << how;

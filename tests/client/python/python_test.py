@@ -46,6 +46,12 @@ class OperationsTest(Case):
         with self.assertRaisesRegex(kvmill.FailedPreconditionError, "salt"):
             self.client.open_namespace("spec", spec(groups=wanted.groups, revision="r", adapter_digest="a"))
 
+    def test_names_do_not_end_at_a_zero_character(self):
+        for call in (lambda: self.client.open_namespace("one\0two", spec()), lambda: self.client.find_namespace("one\0two"),
+                     lambda: kvmill.Client("unix:/tmp/none\0two")):
+            with self.assertRaisesRegex(kvmill.InvalidArgumentError, "zero character"):
+                call()
+
     def test_what_is_stored_is_found_fetched_and_removed(self):
         ns = self.open()
         layers = gaussian(1)

@@ -5,6 +5,11 @@
 #include <netinet/in.h>
 
 #include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <system_error>
 
 #include "tests/client/transport/transport_fixture.h"
 
@@ -194,6 +199,42 @@ TEST(UcxAddressTest, WhatUcxCannotUseIsRefusedByName) {
   EXPECT_EQ(code({.listen = {}, .settings = {{"NET_DEVICES", "nowhere0"}}}),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(code({.tls = "self"}), absl::StatusCode::kOk);  // TCP is added.
+}
+
+// Local addresses of the listening IPv4 sockets of this process, as /proc/net/tcp writes them.
+std::set<std::string> ListeningAddresses() {
+  std::set<std::string> own;  // Inodes of sockets.
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    if (target.rfind("socket:[", 0) == 0) own.insert(target.substr(8, target.size() - 9));
+  }
+  std::set<std::string> addresses;
+  std::ifstream table("/proc/net/tcp");
+  std::string line;
+  std::getline(table, line);
+  while (std::getline(table, line)) {
+    std::istringstream fields(line);
+    std::string number, local, remote, state, skipped, inode;
+    fields >> number >> local >> remote >> state;
+    for (int i = 0; i < 5; ++i) fields >> skipped;
+    fields >> inode;
+    constexpr const char* kListening = "0A";
+    if (state == kListening && own.contains(inode)) addresses.insert(local.substr(0, 8));
+  }
+  return addresses;
+}
+
+TEST(UcxAddressTest, OnlyTheInterfacesThatAreNamedAreListenedOn) {
+  const std::set<std::string> loopback = {"0100007F"};
+  {
+    const auto server = MakeUcxTransport({}, {.listen = {"127.0.0.1:0"}});
+    ASSERT_TRUE(server.ok()) << server.status();
+    EXPECT_EQ(ListeningAddresses(), loopback);
+  }
+  const auto client = MakeUcxTransport({}, {.dial = {"127.0.0.1:1"}});
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_EQ(ListeningAddresses(), loopback);
 }
 
 TEST(UcxAddressTest, OffersSayWhatIsAdvertised) {
