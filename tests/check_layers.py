@@ -183,7 +183,7 @@ def self_test():
     files = {
         "kernels/encode.h": "", "kernels/cpu/encode-inl.h": "", "kernels/cuda/device.h": "",
         "storage/core/clock.h": "", "storage/device/device.h": "", "storage/tiered_store.h": "",
-        "storage/eviction/policy.h": "", "client/client.h": "", "client/transport/link.h": "",
+        "storage/eviction/policy.h": "", "client/client.h": "", "client/transport/wire.h": "",
         "client/cli/npy.h": "", "client/c_api/queue.h": "", "client/kvmill.h": "",
         "service/node.h": "", "proto/kvmill/v1/cache.proto": "", "tests/support/fake.h": "",
     }
@@ -243,7 +243,7 @@ def self_test():
         ("storage/eviction/a.cc", '"storage/core/clock.h"'),
         ("client/transport/a.cc", "<ucp/api/ucp.h>"),
         ("client/a.cc", '"kvmill/v1/cache.grpc.pb.h"'),
-        ("client/a.cc", '"client/transport/link.h"'),
+        ("client/a.cc", '"client/transport/wire.h"'),
         ("client/cli/a.cc", '"storage/eviction/policy.h"'),
         ("client/c_api/a.cc", '"client/client.h"'),
         ("client/python/a.cc", '"client/kvmill.h"'),
