@@ -7,6 +7,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "client/kv_view.h"
 #include "kernels/encode.h"
 #include "storage/core/page_layout.h"
 
@@ -31,14 +32,6 @@ absl::Span<std::byte> EncodeScratch(const TileFormat& format) {
   return absl::MakeSpan(scratch.get(), want);
 }
 
-const std::byte* RowOf(const KvView& view, std::uint32_t token) {
-  if (view.page_tokens == 0) {
-    return view.data + static_cast<std::ptrdiff_t>(token) * view.token_stride_bytes;
-  }
-  return view.pages[token / view.page_tokens] + view.offset_bytes +
-         static_cast<std::ptrdiff_t>(token % view.page_tokens) * view.token_stride_bytes;
-}
-
 // One head of the view as the encoder sees it. `*data` outlives the result.
 HeadPages PagesOf(const KvView& view, std::uint32_t head, std::uint32_t tokens, DType dtype,
                   const std::byte** data) {
@@ -54,36 +47,6 @@ HeadPages PagesOf(const KvView& view, std::uint32_t head, std::uint32_t tokens, 
   pages.token_stride_bytes = view.token_stride_bytes;
   pages.dtype = dtype;
   return pages;
-}
-
-// [tokens, head_count, head_dim] of a view: borrowed runs where they are long enough, else copied
-// to `*own`, which has room.
-void AppendView(const KvView& view, const TileFormat& format, std::uint32_t token_count,
-                std::uint32_t head, std::uint32_t head_count,
-                std::vector<absl::Span<const std::byte>>* spans, std::byte** own) {
-  const std::size_t head_bytes = std::size_t{2} * format.head_dim;
-  const std::size_t row_bytes = head_bytes * head_count;
-  const bool heads_adjacent =
-      head_count == 1 || view.head_stride_bytes == static_cast<std::ptrdiff_t>(head_bytes);
-  const bool tokens_adjacent =
-      heads_adjacent && view.token_stride_bytes == static_cast<std::ptrdiff_t>(row_bytes);
-  const std::uint32_t run_tokens =
-      !tokens_adjacent ? 1 : (view.page_tokens == 0 ? token_count : view.page_tokens);
-  const std::ptrdiff_t head_offset = static_cast<std::ptrdiff_t>(head) * view.head_stride_bytes;
-  if (heads_adjacent && std::min(run_tokens, token_count) * row_bytes >= kSpanBytesMin) {
-    for (std::uint32_t token = 0; token < token_count; token += run_tokens) {
-      const std::size_t tokens = std::min(run_tokens, token_count - token);
-      spans->emplace_back(RowOf(view, token) + head_offset, tokens * row_bytes);
-    }
-    return;
-  }
-  spans->emplace_back(*own, row_bytes * token_count);
-  for (std::uint32_t token = 0; token < token_count; ++token) {
-    const std::byte* row = RowOf(view, token) + head_offset;
-    for (std::uint32_t h = 0; h < head_count; ++h, *own += head_bytes) {
-      std::memcpy(*own, row + static_cast<std::ptrdiff_t>(h) * view.head_stride_bytes, head_bytes);
-    }
-  }
 }
 
 }  // namespace
@@ -196,6 +159,15 @@ StoreChunk StorePieces::Gather(const StorePiece& piece) const {
     chunk.own.reset(new std::byte[chunk.raw_bytes]);
     own = chunk.own.get();
   }
+  const KvPart part = {token_count, piece.head_begin, piece.head_count,
+                       std::size_t{2} * format.head_dim};
+  const auto borrow = [&chunk](const std::byte* data, std::size_t bytes) {
+    chunk.bytes.emplace_back(data, bytes);
+  };
+  const auto room = [&chunk, &own](std::size_t bytes) {
+    chunk.bytes.emplace_back(own, bytes);
+    return std::exchange(own, own + bytes);
+  };
   for (std::uint32_t l = 0; l < piece.layer_count; ++l) {
     if (piece.records) {
       chunk.bytes.emplace_back(layers[l].records + RecordBytes(format) * piece.head_begin,
@@ -203,8 +175,7 @@ StoreChunk StorePieces::Gather(const StorePiece& piece) const {
       continue;
     }
     for (const KvView* view : {&layers[l].k, &layers[l].v}) {
-      AppendView(*view, format, token_count, piece.head_begin, piece.head_count, &chunk.bytes,
-                 &own);
+      VisitKvPart(*view, part, kSpanBytesMin, borrow, room);
     }
   }
   return chunk;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/bulk_codec.h"
 #include "client/convert.h"
+#include "client/kv_view.h"
 #include "client/store_chunks.h"
 #include "client/store_results.h"
 #include "storage/core/mutex.h"
@@ -46,14 +46,6 @@ class Pins {
   std::atomic<std::uint64_t> count_{1};
   std::function<void()> released_;
 };
-
-const std::byte* RowOf(const KvView& view, std::uint32_t token) {
-  if (view.page_tokens == 0) {
-    return view.data + static_cast<std::ptrdiff_t>(token) * view.token_stride_bytes;
-  }
-  return view.pages[token / view.page_tokens] + view.offset_bytes +
-         static_cast<std::ptrdiff_t>(token % view.page_tokens) * view.token_stride_bytes;
-}
 
 // One (block, layer group) as a sequence of chunks: runs of layers, or runs of heads of one layer.
 struct Cursor {
@@ -318,40 +310,19 @@ class StoreStream {
       AppendBorrowed(input.records + RecordBytes(format) * head, bytes, slices);
       return bytes;
     }
-    AppendView(input.k, format, token_count, head, head_count, slices);
-    AppendView(input.v, format, token_count, head, head_count, slices);
+    const KvPart part = {token_count, head, head_count, std::size_t{2} * format.head_dim};
+    const auto borrow = [this, slices](const std::byte* data, std::size_t run_bytes) {
+      AppendBorrowed(data, run_bytes, slices);
+    };
+    const auto room = [slices](std::size_t part_bytes) {
+      // A new slice is not shared: its memory may be written.
+      return reinterpret_cast<std::byte*>(
+          const_cast<std::uint8_t*>(slices->emplace_back(part_bytes).begin()));
+    };
+    for (const KvView* view : {&input.k, &input.v}) {
+      VisitKvPart(*view, part, kSliceBytesMin, borrow, room);
+    }
     return RawBytes(format, token_count) * head_count;
-  }
-
-  // [tokens, head_count, head_dim] of the view, in place where long enough runs are adjacent.
-  void AppendView(const KvView& view, const TileFormat& format, std::uint32_t token_count,
-                  std::uint32_t head, std::uint32_t head_count, std::vector<grpc::Slice>* slices) {
-    const std::size_t head_bytes = std::size_t{2} * format.head_dim;
-    const std::size_t row_bytes = head_bytes * head_count;
-    const bool heads_adjacent =
-        head_count == 1 || view.head_stride_bytes == static_cast<std::ptrdiff_t>(head_bytes);
-    const bool tokens_adjacent =
-        heads_adjacent && view.token_stride_bytes == static_cast<std::ptrdiff_t>(row_bytes);
-    const std::uint32_t run_tokens =
-        !tokens_adjacent ? 1 : (view.page_tokens == 0 ? token_count : view.page_tokens);
-    const std::ptrdiff_t head_offset = static_cast<std::ptrdiff_t>(head) * view.head_stride_bytes;
-    if (heads_adjacent && std::min(run_tokens, token_count) * row_bytes >= kSliceBytesMin) {
-      for (std::uint32_t token = 0; token < token_count; token += run_tokens) {
-        const std::size_t tokens = std::min(run_tokens, token_count - token);
-        AppendBorrowed(RowOf(view, token) + head_offset, tokens * row_bytes, slices);
-      }
-      return;
-    }
-    grpc::Slice gathered(row_bytes * token_count);
-    // A new slice is not shared: its memory may be written.
-    auto* out = const_cast<std::uint8_t*>(gathered.begin());
-    for (std::uint32_t token = 0; token < token_count; ++token) {
-      const std::byte* row = RowOf(view, token) + head_offset;
-      for (std::uint32_t h = 0; h < head_count; ++h, out += head_bytes) {
-        std::memcpy(out, row + static_cast<std::ptrdiff_t>(h) * view.head_stride_bytes, head_bytes);
-      }
-    }
-    slices->push_back(std::move(gathered));
   }
 
   void AppendBorrowed(const std::byte* data, std::size_t bytes, std::vector<grpc::Slice>* slices) {
