@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "client/data_operation.h"
 #include "storage/core/mutex.h"
 #include "storage/core/page_layout.h"
 #include "storage/core/status_macros.h"
@@ -26,21 +27,16 @@ absl::Status Malformed(absl::string_view what, std::uint64_t got, std::uint64_t 
       absl::StrCat("malformed reply to a fetch: ", what, " ", got, ", want ", want));
 }
 
-// The object lives until `done` ran. A call's reply is placed on the transport's thread, which must
-// not wait; pages are verified and handed over on the link's workers.
-class DataFetch {
+// A call's reply is placed on the transport's thread, which must not wait; pages are verified and
+// handed over on the link's workers.
+class DataFetch final : public DataOperation<FetchResult> {
  public:
   DataFetch(DataLink& link, ConnectionPtr connection, const ClientNamespace& ns,
-            absl::Span<const BlockKey> keys, FetchSink& sink,
-            std::chrono::system_clock::time_point deadline,
-            std::function<void(absl::StatusOr<FetchResult>)> done)
-      : link_(link),
-        connection_(std::move(connection)),
+            absl::Span<const BlockKey> keys, FetchSink& sink, Deadline deadline, Done done)
+      : DataOperation(link, std::move(connection), deadline, std::move(done)),
         ns_(ns),
         keys_(keys),
-        sink_(sink),
-        deadline_(deadline),
-        done_(std::move(done)) {
+        sink_(sink) {
     result_.blocks.resize(keys.size());
     for (FetchBlockResult& block : result_.blocks) block.status = absl::OkStatus();
     std::uint64_t block_bytes = 0;
@@ -59,7 +55,7 @@ class DataFetch {
       TakeParts(&parts);
     }
     if (parts.empty()) return Complete();  // No keys.
-    for (const Part& part : parts) StartCall(part);
+    for (const Part& part : parts) AskFor(part);
   }
 
  private:
@@ -85,7 +81,7 @@ class DataFetch {
 
   // Parts that may start now.
   void TakeParts(std::vector<Part>* parts) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    while (failed_.ok() && calls_ < kCallsInFlight) {
+    while (!failed() && calls_ < kCallsInFlight) {
       Part part;
       if (!rest_.empty()) {
         part = rest_.front();
@@ -107,7 +103,7 @@ class DataFetch {
     }
   }
 
-  void StartCall(const Part& part) {
+  void AskFor(const Part& part) {
     auto call = std::make_shared<PartCall>();
     call->part = part;
     v1::DataRequest request;
@@ -118,13 +114,6 @@ class DataFetch {
       fetch->add_keys(std::string(keys_[part.first_key + i].view()));
     }
     Call transport_call;
-    transport_call.header.resize(request.ByteSizeLong());
-    request.SerializeWithCachedSizesToArray(
-        reinterpret_cast<std::uint8_t*>(transport_call.header.data()));
-    transport_call.timeout_nanos =
-        std::max<std::int64_t>(1, std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                      deadline_ - std::chrono::system_clock::now())
-                                      .count());
     transport_call.place = [this, call](const ResponseHead& head, DestinationSpans* spans) {
       return Place(call.get(), head, spans);
     };
@@ -134,9 +123,9 @@ class DataFetch {
       if (status.ok() && response->payload_bytes == 0) {
         status = Read(call.get(), {response->header, 0});
       }
-      link_.workers().Post([this, call, status] { Finish(call, status); });
+      link().workers().Post([this, call, status] { Finish(call, status); });
     };
-    connection_->Start(std::move(transport_call));
+    StartCall(request, std::move(transport_call));
   }
 
   // Parses the reply's header and lists its pages.
@@ -258,14 +247,14 @@ class DataFetch {
       MutexLock lock(mu_);
       if (status.ok()) {
         KeepRest(*call);
-      } else if (failed_.ok()) {
-        failed_ = status;
+      } else {
+        Fail(status);
       }
       --calls_;
       TakeParts(&parts);
       over = calls_ == 0;
     }
-    for (const Part& part : parts) StartCall(part);
+    for (const Part& part : parts) AskFor(part);
     if (over) Complete();
   }
 
@@ -315,39 +304,22 @@ class DataFetch {
   }
 
   void Complete() {
-    absl::StatusOr<FetchResult> result = absl::UnknownError("");
+    FetchResult result;
     {
-      MutexLock lock(mu_);
-      if (failed_.ok()) {
-        MutexLock sink_lock(sink_mu_);
-        result = std::move(result_);
-      } else if (link_.stopping()) {
-        result = absl::CancelledError("the client is being destroyed");
-      } else {
-        result = failed_;
-      }
+      MutexLock lock(sink_mu_);
+      result = std::move(result_);
     }
-    DataLink& link = link_;
-    const auto done = std::move(done_);
-    delete this;
-    done(std::move(result));
-    link.End();
+    End(std::move(result));
   }
 
-  DataLink& link_;
-  const ConnectionPtr connection_;
   const ClientNamespace ns_;
   const absl::Span<const BlockKey> keys_;
   FetchSink& sink_;
-  const std::chrono::system_clock::time_point deadline_;
-  std::function<void(absl::StatusOr<FetchResult>)> done_;
   std::size_t call_keys_max_ = 1;  // Constant after construction.
 
-  Mutex mu_;
   std::size_t calls_ ABSL_GUARDED_BY(mu_) = 0;
   std::size_t next_key_ ABSL_GUARDED_BY(mu_) = 0;
   std::deque<Part> rest_ ABSL_GUARDED_BY(mu_);  // That replies had no room for.
-  absl::Status failed_ ABSL_GUARDED_BY(mu_);    // Of the whole fetch.
   Mutex sink_mu_;  // Held while the sink is called, so that calls come one at a time.
   FetchResult result_ ABSL_GUARDED_BY(sink_mu_);
 };

@@ -1,12 +1,12 @@
 #include "client/data_store.h"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "client/data_operation.h"
 #include "client/store_chunks.h"
 #include "client/store_results.h"
 #include "storage/core/mutex.h"
@@ -20,22 +20,17 @@ namespace {
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 constexpr std::size_t kPiecesInFlight = 8;
 
-// The object lives until `done` ran. Pieces are encoded or gathered, and replies handled, on the
-// link's workers.
-class DataStore {
+// Pieces are encoded or gathered, and replies handled, on the link's workers.
+class DataStore final : public DataOperation<StoreResult> {
  public:
   DataStore(DataLink& link, ConnectionPtr connection, const ClientNamespace& ns,
             absl::Span<const StoreBlock> blocks, const StoreOptions& options, bool encode,
-            std::chrono::system_clock::time_point deadline,
-            std::function<void(absl::StatusOr<StoreResult>)> done)
-      : link_(link),
-        connection_(std::move(connection)),
+            Deadline deadline, Done done)
+      : DataOperation(link, std::move(connection), deadline, std::move(done)),
         ns_(ns),
         blocks_(blocks),
         options_(options),
         encode_(encode),
-        deadline_(deadline),
-        done_(std::move(done)),
         pieces_(ns_, blocks_, options_, kPieceBytes),
         results_(blocks.size(), ns.spec.groups.size()),
         groups_(blocks.size() * ns.spec.groups.size()) {}
@@ -76,7 +71,7 @@ class DataStore {
 
   // Hands pieces to the workers as far as the window goes.
   void PostPieces() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    while (failed_.ok() && more_ && in_flight_ < kPiecesInFlight) {
+    while (!failed() && more_ && in_flight_ < kPiecesInFlight) {
       Group& group = GroupOf(next_);
       const StorePiece piece = next_;
       if (Decided(group)) {
@@ -89,11 +84,11 @@ class DataStore {
       ++in_flight_;
       auto flight = std::make_shared<Flight>();
       flight->piece = piece;
-      link_.workers().Post([this, flight] { Send(flight); });
+      link().workers().Post([this, flight] { SendPiece(flight); });
     }
   }
 
-  void Send(const FlightPtr& flight) {
+  void SendPiece(const FlightPtr& flight) {
     const StorePiece& piece = flight->piece;
     absl::Status status;
     if (encode_ && pieces_.MayEncode(piece)) {
@@ -120,15 +115,15 @@ class DataStore {
     for (StoreChunk& chunk : flight->chunks) {
       v1::DataRequest request;
       *request.mutable_store()->mutable_chunk() = chunk.head;
-      StartCall(&request, std::move(chunk.bytes),
-                [this, flight, raw_bytes = chunk.raw_bytes](absl::StatusOr<Response> response) {
-                  OnReply(flight, raw_bytes, response);
-                });
+      Send(&request, std::move(chunk.bytes),
+           [this, flight, raw_bytes = chunk.raw_bytes](absl::StatusOr<Response> response) {
+             OnReply(flight, raw_bytes, response);
+           });
     }
   }
 
-  void StartCall(v1::DataRequest* request, SourceSpans payload,
-                 std::function<void(absl::StatusOr<Response>)> done) {
+  void Send(v1::DataRequest* request, SourceSpans payload,
+            std::function<void(absl::StatusOr<Response>)> done) {
     const std::string fingerprint(AsBytes(ns_.fingerprint));
     if (request->has_store()) {
       request->mutable_store()->set_fingerprint(fingerprint);
@@ -138,19 +133,13 @@ class DataStore {
       request->mutable_durable()->set_fingerprint(fingerprint);
     }
     Call call;
-    call.header.resize(request->ByteSizeLong());
-    request->SerializeWithCachedSizesToArray(reinterpret_cast<std::uint8_t*>(call.header.data()));
     call.payload = std::move(payload);
-    call.timeout_nanos =
-        std::max<std::int64_t>(1, std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                      deadline_ - std::chrono::system_clock::now())
-                                      .count());
     // Not on the transport's thread: what follows may gather bytes.
     call.done = [this, done = std::move(done)](absl::StatusOr<Response> response) {
       auto shared = std::make_shared<absl::StatusOr<Response>>(std::move(response));
-      link_.workers().Post([done, shared] { done(std::move(*shared)); });
+      link().workers().Post([done, shared] { done(std::move(*shared)); });
     };
-    connection_->Start(std::move(call));
+    StartCall(*request, std::move(call));
   }
 
   // The result that a reply carries; a failure is one of the whole call.
@@ -172,8 +161,8 @@ class DataStore {
       const absl::StatusOr<v1::DataStoreReply> reply = ParseReply(response);
       if (reply.ok()) {
         Merge(*reply, raw_bytes, &GroupOf(flight->piece));
-      } else if (failed_.ok()) {
-        failed_ = reply.status();
+      } else {
+        Fail(reply.status());
       }
       if (--flight->left == 0) over = EndPiece(flight->piece);
     }
@@ -219,7 +208,7 @@ class DataStore {
     --group.pending;
     --in_flight_;
     const v1::StoreOutcome outcome = group.result.outcome();
-    if (failed_.ok() && !results_.closed(piece.block, piece.group)) {
+    if (!failed() && !results_.closed(piece.block, piece.group)) {
       if (group.pending == 0 && group.all_started && outcome == v1::STORE_PARTIAL &&
           group.existing_heads > 0 && !group.asked) {
         Ask(piece, &group);  // Another writer wrote some heads: it may have completed the block.
@@ -228,7 +217,7 @@ class DataStore {
       }
     }
     PostPieces();
-    return in_flight_ == 0 && (!more_ || !failed_.ok());
+    return in_flight_ == 0 && (!more_ || failed());
   }
 
   void Close(const StorePiece& piece, Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -250,8 +239,8 @@ class DataStore {
     auto flight = std::make_shared<Flight>();
     flight->piece = piece;
     flight->left = 1;
-    StartCall(&request, {},
-              [this, flight](absl::StatusOr<Response> response) { OnReply(flight, 0, response); });
+    Send(&request, {},
+         [this, flight](absl::StatusOr<Response> response) { OnReply(flight, 0, response); });
   }
 
   // Everything has its result; durable is what may be left to wait for.
@@ -259,16 +248,16 @@ class DataStore {
     std::vector<v1::DataRequest> requests;
     if (options_.wait_durable) {
       MutexLock lock(mu_);
-      if (failed_.ok()) requests = DurableRequests();
+      if (!failed()) requests = DurableRequests();
       in_flight_ = requests.size();
     }
     if (requests.empty()) return Finish();
     for (v1::DataRequest& request : requests) {
-      StartCall(&request, {}, [this](const absl::StatusOr<Response>& response) {
+      Send(&request, {}, [this](const absl::StatusOr<Response>& response) {
         bool over = false;
         {
           MutexLock lock(mu_);
-          if (failed_.ok()) failed_ = response.status();
+          Fail(response.status());
           over = --in_flight_ == 0;
         }
         if (over) Finish();
@@ -299,41 +288,25 @@ class DataStore {
   }
 
   void Finish() {
-    absl::StatusOr<StoreResult> result = absl::UnknownError("");
+    StoreResult result;
     {
       MutexLock lock(mu_);
-      if (failed_.ok()) {
-        result = results_.Take();
-      } else if (link_.stopping()) {
-        result = absl::CancelledError("the client is being destroyed");
-      } else {
-        result = failed_;
-      }
+      result = results_.Take();
     }
-    DataLink& link = link_;
-    const auto done = std::move(done_);
-    delete this;
-    done(std::move(result));
-    link.End();
+    End(std::move(result));
   }
 
-  DataLink& link_;
-  const ConnectionPtr connection_;
   const ClientNamespace ns_;
   const absl::Span<const StoreBlock> blocks_;
   const StoreOptions options_;
   const bool encode_;
-  const std::chrono::system_clock::time_point deadline_;
-  std::function<void(absl::StatusOr<StoreResult>)> done_;
   const StorePieces pieces_;
 
-  Mutex mu_;
   bool more_ ABSL_GUARDED_BY(mu_) = false;
   StorePiece next_ ABSL_GUARDED_BY(mu_);            // If more_.
   std::size_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;  // Pieces, and questions.
   StoreResults results_ ABSL_GUARDED_BY(mu_);
   std::vector<Group> groups_ ABSL_GUARDED_BY(mu_);
-  absl::Status failed_ ABSL_GUARDED_BY(mu_);  // Of the whole call.
 };
 
 }  // namespace
