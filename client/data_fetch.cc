@@ -173,10 +173,6 @@ class DataFetch final : public DataOperation<FetchResult> {
 
   absl::Status Place(PartCall* call, const ResponseHead& head, DestinationSpans* spans) {
     KVMILL_RETURN_IF_ERROR(Read(call, head));
-    // Another part is with the sink: the transport does not wait for it, the pages go to memory of
-    // our own and are copied later.
-    const bool sink_is_free = sink_mu_.TryLock();
-    std::size_t own_bytes = 0;
     for (int i = 0; i < call->reply.groups_size(); ++i) {
       const v1::FetchReply& entry = call->reply.groups(i);
       for (int layer = 0; layer < entry.page_bytes_size(); ++layer) {
@@ -185,25 +181,32 @@ class DataFetch final : public DataOperation<FetchResult> {
         page.id.block = static_cast<std::uint32_t>(call->part.first_key) + entry.block();
         page.id.group = static_cast<std::uint8_t>(entry.group());
         page.id.layer_index = static_cast<std::uint32_t>(layer);
-        const std::size_t bytes = entry.page_bytes(layer);
-        if (sink_is_free) page.memory = sink_.PageMemory(page.id, bytes);
-        page.in_own_memory = page.memory.size() != bytes;
-        if (page.in_own_memory) own_bytes += bytes;
       }
     }
-    if (sink_is_free) sink_mu_.Unlock();
+    const auto bytes_of = [call](const Page& page) -> std::size_t {
+      return call->reply.groups(static_cast<int>(page.entry))
+          .page_bytes(static_cast<int>(page.id.layer_index));
+    };
+    // While another part is with the sink the transport does not wait for it: the pages go to
+    // memory of our own and are copied later.
+    if (sink_mu_.TryLock()) {
+      for (Page& page : call->pages) page.memory = sink_.PageMemory(page.id, bytes_of(page));
+      sink_mu_.Unlock();
+    }
+    std::size_t own_bytes = 0;
+    for (Page& page : call->pages) {
+      const std::size_t bytes = bytes_of(page);
+      page.in_own_memory = page.memory.size() != bytes;
+      if (page.in_own_memory) own_bytes += bytes;
+    }
     if (own_bytes > 0) call->own_memory.reset(new std::byte[own_bytes]);
     std::byte* next = call->own_memory.get();
-    std::size_t index = 0;
-    for (const v1::FetchReply& entry : call->reply.groups()) {
-      for (const std::uint32_t bytes : entry.page_bytes()) {
-        Page& page = call->pages[index++];
-        if (page.in_own_memory) {
-          page.memory = absl::MakeSpan(next, bytes);
-          next += bytes;
-        }
-        spans->push_back(page.memory);
+    for (Page& page : call->pages) {
+      if (page.in_own_memory) {
+        page.memory = absl::MakeSpan(next, bytes_of(page));
+        next += page.memory.size();
       }
+      spans->push_back(page.memory);
     }
     return absl::OkStatus();
   }
