@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "client/kv_view.h"
 #include "kernels/encode.h"
+#include "storage/core/encode_scratch.h"
 #include "storage/core/page_layout.h"
 
 namespace kvmill {
@@ -16,21 +16,6 @@ namespace {
 
 // Runs of adjacent bytes below this are gathered into a buffer: a span of its own costs more.
 constexpr std::size_t kSpanBytesMin = 4096;
-
-// Every thread that encodes keeps its scratch.
-absl::Span<std::byte> EncodeScratch(const TileFormat& format) {
-  struct AlignedFree {
-    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
-  };
-  static thread_local std::unique_ptr<std::byte, AlignedFree> scratch;
-  static thread_local std::size_t scratch_bytes = 0;
-  const std::size_t want = EncodeScratchBytes(format);
-  if (scratch_bytes < want) {
-    scratch.reset(static_cast<std::byte*>(::operator new (want, std::align_val_t{64})));
-    scratch_bytes = want;
-  }
-  return absl::MakeSpan(scratch.get(), want);
-}
 
 // One head of the view as the encoder sees it. `*data` outlives the result.
 HeadPages PagesOf(const KvView& view, std::uint32_t head, std::uint32_t tokens, DType dtype,

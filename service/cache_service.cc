@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "service/answer.h"
 #include "service/fetch_call.h"
 #include "service/map_call.h"
-#include "service/status_grpc.h"
 #include "service/store_call.h"
 #include "storage/core/status_macros.h"
 
@@ -125,27 +125,22 @@ absl::StatusOr<std::uint64_t> CacheService::FlushTenant(const std::string& tenan
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CacheService::Store(
     grpc::CallbackServerContext* call) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StoreCall::Start(context_, context_.callers.Identify(*call));
+  return StoreCall::Start(context_, Enter(context_, *call));
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Fetch(grpc::CallbackServerContext* call,
                                                                 const grpc::ByteBuffer* request) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return FetchCall::Start(context_, context_.callers.Identify(*call), *request);
+  return FetchCall::Start(context_, Enter(context_, *call), *request);
 }
 
 grpc::ServerUnaryReactor* CacheService::Map(grpc::CallbackServerContext* call,
                                             const v1::MapRequest* request, v1::MapReply* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return MapCall::Start(context_, context_.callers.Identify(*call), request, reply);
+  return MapCall::Start(context_, Enter(context_, *call), request, reply);
 }
 
 grpc::Status CacheService::Renew(grpc::ServerContext* call, const v1::RenewRequest* request,
                                  v1::RenewReply* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(
         const std::vector<LeaseId> leases,
         LeasesFromProto(request->leases(), context_.sessions.options().leases_max));
@@ -156,26 +151,22 @@ grpc::Status CacheService::Renew(grpc::ServerContext* call, const v1::RenewReque
       if (!renewed[i]) reply->add_ended(leases[i]);
     }
     return absl::OkStatus();
-  }());
+  });
 }
 
 grpc::Status CacheService::Release(grpc::ServerContext* call, const v1::ReleaseRequest* request,
                                    v1::BlockCount* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(
         const std::vector<LeaseId> leases,
         LeasesFromProto(request->leases(), context_.sessions.options().leases_max));
     return SetCount(context_.sessions.Release(caller, request->session_id(), leases), reply);
-  }());
+  });
 }
 
 grpc::Status CacheService::Touch(grpc::ServerContext* call, const v1::TouchRequest* request,
                                  v1::BlockCount* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.Resolve(caller, request->namespace_()));
     KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysFromProto(request->keys()));
@@ -187,14 +178,12 @@ grpc::Status CacheService::Touch(grpc::ServerContext* call, const v1::TouchReque
     }
     reply->set_blocks(context_.store.Touch(ids));
     return absl::OkStatus();
-  }());
+  });
 }
 
 grpc::Status CacheService::Lookup(grpc::ServerContext* call, const v1::LookupRequest* request,
                                   v1::LookupReply* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.Resolve(caller, request->namespace_()));
     KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysFromProto(request->keys()));
@@ -206,88 +195,78 @@ grpc::Status CacheService::Lookup(grpc::ServerContext* call, const v1::LookupReq
     reply->set_tail_tokens(result.tail_tokens);
     if (result.tail_tokens > 0) reply->set_tail_key(std::string(result.tail_key.view()));
     return absl::OkStatus();
-  }());
+  });
 }
 
 grpc::Status CacheService::Remove(grpc::ServerContext* call, const v1::RemoveRequest* request,
                                   v1::BlockCount* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.Resolve(caller, request->namespace_()));
     KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysFromProto(request->keys()));
     return SetCount(context_.store.Remove(info.id, keys), reply);
-  }());
+  });
 }
 
 grpc::Status CacheService::Clear(grpc::ServerContext* call, const v1::ClearRequest* request,
                                  v1::BlockCount* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.Resolve(caller, request->namespace_()));
     return SetCount(context_.store.Clear(info.id), reply);
-  }());
+  });
 }
 
 grpc::Status CacheService::Flush(grpc::ServerContext* call, const v1::FlushRequest*,
                                  v1::BlockCount* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     return SetCount(caller.sees_all() ? context_.store.Flush() : FlushTenant(caller.tenant), reply);
-  }());
+  });
 }
 
 grpc::Status CacheService::Stat(grpc::ServerContext* call, const v1::StatRequest*,
                                 v1::StatReply* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     if (caller.sees_all()) {
       FillStat(context_, reply);
     } else {
       FillTenantStat(caller.tenant, reply);
     }
     return absl::OkStatus();
-  }());
+  });
 }
 
 grpc::Status CacheService::List(grpc::ServerContext* call, const v1::ListRequest* request,
                                 grpc::ServerWriter<v1::ListReply>* writer) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  const absl::StatusOr<Caller> caller = context_.callers.Identify(*call);
-  if (!caller.ok()) return StatusToGrpc(caller.status());
-  std::optional<NamespaceId> only;
-  if (request->has_namespace_()) {
-    const absl::StatusOr<TieredStore::NamespaceInfo> info =
-        context_.Resolve(*caller, request->namespace_());
-    if (!info.ok()) return StatusToGrpc(info.status());
-    only = info->id;
-  }
-  const std::map<NamespaceId, std::string> names = NamesOf(caller->tenant);
-  v1::ListReply reply;
-  bool open = true;
-  context_.store.List([&](const TieredStore::BlockInfo& block) {
-    const auto name = names.find(block.namespace_id);
-    if (name == names.end() || (only.has_value() && *only != block.namespace_id)) return true;
-    v1::ListEntry* entry = reply.add_entries();
-    entry->set_namespace_(name->second);
-    entry->set_key(std::string(block.key.view()));
-    entry->set_group(block.group);
-    entry->set_tier(ToProto(block.tier));
-    entry->set_bytes(block.bytes);
-    entry->set_age_s(block.age_s);
-    entry->set_leases(block.leases);
-    if (reply.entries_size() < kListEntriesPerMessage) return true;
-    open = writer->Write(reply) && !call->IsCancelled();
-    reply.Clear();
-    return open;
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
+    std::optional<NamespaceId> only;
+    if (request->has_namespace_()) {
+      KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
+                              context_.Resolve(caller, request->namespace_()));
+      only = info.id;
+    }
+    const std::map<NamespaceId, std::string> names = NamesOf(caller.tenant);
+    v1::ListReply reply;
+    bool open = true;
+    context_.store.List([&](const TieredStore::BlockInfo& block) {
+      const auto name = names.find(block.namespace_id);
+      if (name == names.end() || (only.has_value() && *only != block.namespace_id)) return true;
+      v1::ListEntry* entry = reply.add_entries();
+      entry->set_namespace_(name->second);
+      entry->set_key(std::string(block.key.view()));
+      entry->set_group(block.group);
+      entry->set_tier(ToProto(block.tier));
+      entry->set_bytes(block.bytes);
+      entry->set_age_s(block.age_s);
+      entry->set_leases(block.leases);
+      if (reply.entries_size() < kListEntriesPerMessage) return true;
+      open = writer->Write(reply) && !call->IsCancelled();
+      reply.Clear();
+      return open;
+    });
+    if (open && reply.entries_size() > 0) writer->Write(reply);
+    return absl::OkStatus();
   });
-  if (open && reply.entries_size() > 0) writer->Write(reply);
-  return grpc::Status::OK;
 }
 
 }  // namespace kvmill

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
-#include "service/status_grpc.h"
+#include "service/answer.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -26,9 +26,7 @@ std::string WhoIs(const Caller& caller, const std::string& peer) {
 
 grpc::Status DataService::Connect(grpc::ServerContext* call, const v1::ConnectRequest* request,
                                   v1::ConnectReply* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     if (plane_ == nullptr) {
       return absl::FailedPreconditionError(
           "this daemon has no data plane (it was started without --ucx)");
@@ -49,7 +47,7 @@ grpc::Status DataService::Connect(grpc::ServerContext* call, const v1::ConnectRe
     reply->set_key(ToString(offer.key));
     reply->set_plaintext(plane_->plaintext());
     return absl::OkStatus();
-  }());
+  });
 }
 
 }  // namespace kvmill

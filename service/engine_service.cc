@@ -2,8 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "service/answer.h"
 #include "service/session_call.h"
-#include "service/status_grpc.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
 
@@ -15,8 +15,10 @@ void FillHello(const ServiceContext& context, v1::HelloReply* reply) {
   reply->set_boot_id(context.boot_id);
   reply->mutable_limits()->set_message_bytes_max(kMessageBytesMax);
   reply->mutable_limits()->set_batch_keys_max(kBatchKeysMax);
-  reply->add_tiers(v1::TIER_HOST);
-  if (!context.data_dir.empty()) reply->add_tiers(v1::TIER_DISK);
+  const StoreStats stats = context.store.stats();
+  for (std::size_t i = 0; i < kTierCount; ++i) {
+    if (stats.tiers[i].capacity_bytes != 0) reply->add_tiers(ToProto(static_cast<Tier>(i)));
+  }
 }
 
 void FillNamespace(const TieredStore::NamespaceInfo& info, v1::NamespaceInfo* out) {
@@ -27,18 +29,15 @@ void FillNamespace(const TieredStore::NamespaceInfo& info, v1::NamespaceInfo* ou
 
 grpc::Status EngineService::Hello(grpc::ServerContext* call, const v1::HelloRequest* request,
                                   v1::HelloReply* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  const absl::StatusOr<Caller> caller = context_.callers.Identify(*call);
-  if (!caller.ok()) return StatusToGrpc(caller.status());
-  FillHello(context_, reply);
-  return StatusToGrpc(CheckProtocolVersion(request->client().protocol_version()));
+  return Answer(context_, *call, [&](const Caller&) {
+    FillHello(context_, reply);
+    return CheckProtocolVersion(request->client().protocol_version());
+  });
 }
 
 grpc::Status EngineService::Register(grpc::ServerContext* call, const v1::RegisterRequest* request,
                                      v1::RegisterReply* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     KVMILL_RETURN_IF_ERROR(CheckProtocolVersion(request->client().protocol_version()));
     KVMILL_ASSIGN_OR_RETURN(NamespaceSpec spec, FromProto(request->spec()));
     spec.tenant = caller.tenant;
@@ -47,33 +46,28 @@ grpc::Status EngineService::Register(grpc::ServerContext* call, const v1::Regist
     FillNamespace(info, reply->mutable_namespace_());
     FillHello(context_, reply->mutable_hello());
     return absl::OkStatus();
-  }());
+  });
 }
 
 grpc::Status EngineService::Describe(grpc::ServerContext* call, const v1::DescribeRequest* request,
                                      v1::NamespaceInfo* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.Resolve(caller, request->namespace_()));
     FillNamespace(info, reply);
     return absl::OkStatus();
-  }());
+  });
 }
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* EngineService::Session(
     grpc::CallbackServerContext* call) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return SessionCall::Start(context_, context_.callers.Identify(*call));
+  return SessionCall::Start(context_, Enter(context_, *call));
 }
 
 grpc::Status EngineService::RegisterMemory(grpc::ServerContext* call,
                                            const v1::RegisterMemoryRequest* request,
                                            v1::RegisterMemoryReply* reply) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.Resolve(caller, request->namespace_()));
     KVMILL_ASSIGN_OR_RETURN(const EngineGeometry geometry, FromProto(request->geometry()));
@@ -88,22 +82,20 @@ grpc::Status EngineService::RegisterMemory(grpc::ServerContext* call,
                             context_.sessions.Register(caller, request->session_id(), geometry));
     reply->set_registration(registration);
     return absl::OkStatus();
-  }());
+  });
 }
 
 grpc::Status EngineService::UnregisterMemory(grpc::ServerContext* call,
                                              const v1::UnregisterMemoryRequest* request,
                                              v1::UnregisterMemoryReply*) {
-  call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const Caller caller, context_.callers.Identify(*call));
+  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(
         const bool was_there,
         context_.sessions.Unregister(caller, request->session_id(), request->registration()));
     if (was_there) return absl::OkStatus();
     return absl::NotFoundError(
         absl::StrCat("registration ", request->registration(), " is not one of this session"));
-  }());
+  });
 }
 
 }  // namespace kvmill

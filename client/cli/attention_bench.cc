@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "client/cli/relative_error.h"
 #include "kernels/attention.h"
 #include "kernels/encode.h"
 #include "kernels/float16.h"
@@ -195,15 +196,7 @@ class Decoding {
     AttentionArgs args = args_;
     args.output = want.data();
     AttentionReference(args);
-    double difference = 0;
-    double norm = 0;
-    for (std::size_t i = 0; i < want.size(); ++i) {
-      const double a = static_cast<double>(output_[i]);
-      const double b = static_cast<double>(want[i]);
-      difference += (a - b) * (a - b);
-      norm += b * b;
-    }
-    return difference == 0 ? 0 : std::sqrt(difference / norm);
+    return RelativeError(output_, want);
   }
 
  private:

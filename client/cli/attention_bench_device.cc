@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_bench.h"
 #include "client/cli/device_arena.h"
+#include "client/cli/relative_error.h"
 #include "kernels/attention.h"
 #include "kernels/encode.h"
 #include "kernels/float16.h"
@@ -51,18 +52,6 @@ Pattern MakePattern(const TileFormat& format, std::size_t count) {
                    {scratch.data() + (64 - misaligned) % 64, EncodeScratchBytes(format)});
   }
   return pattern;
-}
-
-double RelativeError(const std::vector<float>& got, const std::vector<float>& want) {
-  double difference = 0;
-  double norm = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    const double a = static_cast<double>(got[i]);
-    const double b = static_cast<double>(want[i]);
-    difference += (a - b) * (a - b);
-    norm += b * b;
-  }
-  return difference == 0 ? 0 : std::sqrt(difference / norm);
 }
 
 // A batch of sequences, each with K and V of its own, as tiles and as fp16.

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "client/cli/files.h"
 #include "client/cli/kv_files.h"
+#include "client/cli/relative_error.h"
 #include "kernels/attention.h"
 #include "storage/core/status_macros.h"
 
@@ -98,22 +99,6 @@ class LayerAttention {
   std::vector<AttentionBlock> tiles_, raws_;
 };
 
-// |a - b|^2 and |b|^2 over everything that was added.
-class Distance {
- public:
-  void Add(absl::Span<const float> got, absl::Span<const float> want) {
-    for (std::size_t i = 0; i < want.size(); ++i) {
-      const double difference = static_cast<double>(got[i]) - static_cast<double>(want[i]);
-      difference_ += difference * difference;
-      norm_ += static_cast<double>(want[i]) * static_cast<double>(want[i]);
-    }
-  }
-  double relative() const { return difference_ == 0 ? 0 : std::sqrt(difference_ / norm_); }
-
- private:
-  double difference_ = 0, norm_ = 0;
-};
-
 // Scratch of AttentionCpu, aligned.
 class Scratch {
  public:
@@ -161,7 +146,7 @@ absl::StatusOr<AttentionFilesResult> RunAttentionOnFiles(const AttentionFilesOpt
   std::normal_distribution<float> gauss;
   Scratch scratch;
   AttentionSequence sequence;
-  Distance from_tiles, from_values;
+  SquareSums from_tiles, from_values;
   for (const LayerAttention& layer : layers) {
     std::vector<float> query(layer.query_values()), output(query.size()), want(query.size());
     for (std::uint32_t i = 0; i < options.queries; ++i) {
@@ -178,8 +163,8 @@ absl::StatusOr<AttentionFilesResult> RunAttentionOnFiles(const AttentionFilesOpt
       from_values.Add(output, want);
     }
   }
-  result.rel_error = from_tiles.relative();
-  result.output_error = from_values.relative();
+  result.rel_error = from_tiles.RelativeError();
+  result.output_error = from_values.RelativeError();
 
   std::vector<double> tiles_us, fp16_us, ratio;
   for (std::uint32_t r = 0; r < options.repetitions; ++r) {

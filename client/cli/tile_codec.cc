@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -13,6 +12,7 @@
 #include "absl/types/span.h"
 #include "client/cli/device_codec.h"
 #include "client/cli/output.h"
+#include "client/cli/relative_error.h"
 #include "kernels/decode.h"
 #include "kernels/engine_pages.h"
 #include "storage/core/status_macros.h"
@@ -102,28 +102,15 @@ std::uint16_t ValueAt(const HeadPages& pages, std::uint32_t token, std::uint32_t
   return value;
 }
 
-struct SquareSums {
-  double difference = 0;
-  double input = 0;
-  void Add(const HeadPages& pages, const TileFormat& format, const float* decoded) {
-    for (std::uint32_t token = 0; token < format.group; ++token) {
-      for (std::uint32_t channel = 0; channel < format.head_dim; ++channel) {
-        const double x = ToFloat(ValueAt(pages, token, channel), pages.dtype);
-        const double d = decoded[std::size_t{token} * format.head_dim + channel] - x;
-        difference += d * d;
-        input += x * x;
-      }
+void AddErrors(const HeadPages& pages, const TileFormat& format, const float* decoded,
+               SquareSums* sums) {
+  for (std::uint32_t token = 0; token < format.group; ++token) {
+    for (std::uint32_t channel = 0; channel < format.head_dim; ++channel) {
+      sums->Add(decoded[std::size_t{token} * format.head_dim + channel],
+                ToFloat(ValueAt(pages, token, channel), pages.dtype));
     }
   }
-  void Add(const SquareSums& other) {
-    difference += other.difference;
-    input += other.input;
-  }
-  double RelativeError() const {
-    if (difference == 0) return 0;
-    return std::sqrt(difference / input);
-  }
-};
+}
 
 // What one thread makes of one block; merged in block order, so results do not depend on threads.
 struct BlockOutcome {
@@ -193,8 +180,8 @@ class BlockEncoder {
           encoder_ == Encoder::kReference ? &DecodeTileToFloatReference : &DecodeTileToFloatCpu;
       decode(format_, Frame::kModel, record, absl::MakeSpan(decoded_k_),
              absl::MakeSpan(decoded_v_));
-      outcome.k.Add(k.view, format_, decoded_k_.data());
-      outcome.v.Add(v.view, format_, decoded_v_.data());
+      AddErrors(k.view, format_, decoded_k_.data(), &outcome.k);
+      AddErrors(v.view, format_, decoded_v_.data(), &outcome.v);
     }
   }
 

@@ -1,10 +1,12 @@
 // A daemon with a GPU tier, for which host memory stands in: blocks move up, back, are served from
 // there, and what is only there is gone with the daemon.
 #include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "kvmill/v1/engine.grpc.pb.h"
 #include "tests/integration/daemon_fixture.h"
 
 namespace kvmill::testing {
@@ -31,6 +33,20 @@ class GpuTierTest : public DaemonTest {
     return ::testing::AssertionFailure() << last << " blocks";
   }
 };
+
+TEST_F(GpuTierTest, TheGreetingNamesTheTiers) {
+  StartDurable(kGpu);
+  const auto engine = v1::Engine::NewStub(
+      grpc::CreateChannel(absl::StrCat("unix:", socket()), grpc::InsecureChannelCredentials()));
+  const LocalPass pass(socket());
+  grpc::ClientContext call;
+  pass.AddTo(&call);
+  v1::HelloRequest request;
+  request.mutable_client()->set_protocol_version(1);
+  v1::HelloReply reply;
+  ASSERT_TRUE(engine->Hello(&call, request, &reply).ok());
+  EXPECT_THAT(reply.tiers(), ::testing::ElementsAre(v1::TIER_GPU, v1::TIER_HOST, v1::TIER_DISK));
+}
 
 TEST_F(GpuTierTest, BlocksMoveUpAndAreServedFromThere) {
   StartDurable(kGpu);
