@@ -129,7 +129,7 @@ const std::vector<Option>& Options() {
        [](const Config& c) { return c.device; }},
       Text("cluster", "none|etcd://HOST:PORT,...",
            "Where membership lives (none only in this version).", &Config::cluster),
-      Text("node-id", "ID", "Name of this node in the cluster (unused in this version).",
+      Text("node-id", "ID", "Name of this node, for the data plane; none: of host name and socket.",
            &Config::node_id),
       OneOf("log-level", "Least severe messages that are logged, to standard error.",
             {"trace", "debug", "info", "warn", "error", "off"}, &Config::log_level),

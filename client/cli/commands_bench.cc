@@ -147,7 +147,8 @@ absl::Status BenchLookup(const CommonFlags& common, const LookupBenchOptions& op
 
 void AddBenchCommands(CommandLine& line) {
   CLI::App* bench = line.root().add_subcommand(
-      "bench", "Measure encode, attention, lookup and disk on this machine");
+      "bench",
+      "Measure encode, attention, lookup and disk on this machine, fetch and store of a daemon");
   bench->require_subcommand(1);
 
   auto encode = std::make_shared<EncodeFlags>();

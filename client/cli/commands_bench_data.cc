@@ -23,8 +23,10 @@ constexpr const char* kDataHelp =
     "  empty_rpc_p50_us  a call without work, over gRPC\n"
     "  transport         grpc, or what UCX negotiated\n"
     "\n"
-    "Example:\n"
+    "Example:\n";
+constexpr const char* kFetchExample =
     "  kvmill bench fetch --path ucx --bytes 256KiB --count 2000\n";
+constexpr const char* kStoreExample = "  kvmill bench store --path ucx --bytes 1MiB --records\n";
 
 absl::Status BenchData(const CommonFlags& common, const DataBenchOptions& options, bool store) {
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
@@ -58,10 +60,11 @@ absl::Status BenchData(const CommonFlags& common, const DataBenchOptions& option
 
 void Add(CommandLine& line, CLI::App& bench, bool store) {
   auto options = std::make_shared<DataBenchOptions>();
-  CLI::App* app = line.Add(
-      bench, store ? "store" : "fetch",
-      store ? "Speed of storing in a daemon" : "Speed of fetching from a daemon", kDataHelp,
-      [&line, options, store] { return BenchData(line.flags(), *options, store); });
+  CLI::App* app =
+      line.Add(bench, store ? "store" : "fetch",
+               store ? "Speed of storing in a daemon" : "Speed of fetching from a daemon",
+               absl::StrCat(kDataHelp, store ? kStoreExample : kFetchExample),
+               [&line, options, store] { return BenchData(line.flags(), *options, store); });
   line.AddPath(*app);
   AddBytes(*app, "--bytes", options->bytes, "Pages of a block, about (default 1MiB)");
   app->add_option("--count", options->count, "Blocks")

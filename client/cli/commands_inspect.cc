@@ -20,7 +20,8 @@ constexpr const char* kStatHelp =
     "padding\n"
     "                included); null before the first block\n"
     "  hit_rate    = hit_blocks / lookup_blocks, from 0 to 1\n"
-    "'blocks' counts (block, layer group) pairs; 'pages' those blocks' layers in host memory.\n";
+    "'blocks' counts (block, layer group) pairs; 'pages' those blocks' layers in host memory and "
+    "on the GPU.\n";
 constexpr const char* kLsHelp =
     "One entry a (block, layer group): the fastest tier that holds it, its bytes there, its age "
     "since\n"
@@ -75,7 +76,7 @@ absl::Status Stat(const CommonFlags& common) {
   report.Add("up", HumanSeconds(stat.uptime_s), absl::StrCat("boot ", stat.boot_id));
   report.Add("blocks", HumanCount(stat.blocks),
              absl::StrCat(stat.unwritten_blocks, " of them not yet on disk"));
-  report.Add("pages", HumanCount(stat.pages), "in host memory");
+  report.Add("pages", HumanCount(stat.pages), "in host memory and on the GPU");
   report.Add("sessions", HumanCount(stat.sessions));
   report.Add("leases", HumanCount(stat.leases));
   report.Add("taken in", HumanBytes(stat.raw_bytes_ingested), "16-bit K and V since start");
