@@ -150,8 +150,8 @@ class Client::Impl {
     if (fell_back_.exchange(true, std::memory_order_relaxed)) return;
     const std::string text =
         absl::StrCat("data plane: ", why.message(), "; blocks travel with the gRPC messages");
-    // Without a data plane that is how it is meant to be.
-    absl::IsFailedPrecondition(why) ? LogDebug(text) : LogWarning(text);
+    // Without a data plane that is how it is meant to be; else it is slower, and not encrypted.
+    link_->daemon_has_none() ? LogDebug(text) : LogWarning(text);
   }
 
   const Options options_;

@@ -173,6 +173,9 @@ void DataLink::Attempt() {
 }
 
 void DataLink::OnOffer(const absl::StatusOr<v1::ConnectReply>& reply) {
+  const absl::Status& answer = reply.status();
+  daemon_has_none_.store(absl::IsUnimplemented(answer) || absl::IsFailedPrecondition(answer),
+                         std::memory_order_relaxed);
   if (!reply.ok()) {
     // A daemon of before there was a data plane does not know the call.
     return Finish(absl::IsUnimplemented(reply.status())

@@ -10,6 +10,7 @@
 #ifndef KVMILL_CLIENT_DATA_LINK_H_
 #define KVMILL_CLIENT_DATA_LINK_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -52,6 +53,8 @@ class DataLink {
   // Calls `use` once, here or on a thread of the library. FAILED_PRECONDITION: the daemon has no
   // data plane, or one that this client cannot use. DEADLINE_EXCEEDED, UNAVAILABLE.
   void Connect(Deadline deadline, Use use);
+  // Whether the daemon's last answer was that it has none: then nothing is wrong.
+  bool daemon_has_none() const { return daemon_has_none_.load(std::memory_order_relaxed); }
 
   // Brackets an operation that uses the connection; false when it must not start.
   bool Begin();
@@ -73,6 +76,7 @@ class DataLink {
   // The attempt is over.
   void Finish(const absl::StatusOr<ConnectionPtr>& result);
 
+  std::atomic<bool> daemon_has_none_{false};  // What was true a moment ago will do.
   Connection& grpc_;
   WorkerPool& workers_;
   const bool plaintext_;

@@ -387,6 +387,22 @@ TEST_F(UcxTest, EncryptionMustBeTheSameOnBothSides) {
   EXPECT_THAT(client->ucx_transport(), HasSubstr("tcp"));
 }
 
+TEST_F(UcxTest, GoingOverGrpcBecauseOfEncryptionIsNotSilent) {
+  StartUcx();
+  const ClientNamespace ns = Open("n", SmallSpec());
+  Sequence sequence(SmallSpec(), 128, 3);
+  const auto client = Client::Create(
+      {.address = ready_["listen"].get<std::string>(), .data_plane_plaintext = true});
+  ASSERT_TRUE(client.ok()) << client.status();
+  ::testing::internal::CaptureStderr();
+  const auto first = (*client)->Store(ns, sequence.Blocks("s"), {});
+  const auto second = (*client)->Store(ns, sequence.Blocks("t"), {});
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(first.ok() && second.ok());
+  EXPECT_THAT(said, HasSubstr("warning data plane: the daemon encrypts"));
+  EXPECT_EQ(said.find("warning"), said.rfind("warning")) << "once";
+}
+
 TEST_F(UcxTest, OffersAreGoodOnceForTheirNodeAndFew) {
   StartUcx();
   RawPeer peer(ready_["listen"]);
