@@ -205,17 +205,7 @@ void MapCalls::Complete(const std::shared_ptr<Call>& call) {
     entry.lease = block.lease;
     entry.first_page = block.first_page;
   }
-  content->pages.resize(from.pages.size());
-  for (std::size_t i = 0; i < from.pages.size(); ++i) {
-    const PagePosition& position = from.pages[i];
-    const std::byte* const arena = call->mappings[position.arena_index]->data();
-    MappedBlocks::Content::Page& page = content->pages[i];
-    page.data = arena + position.offset_bytes;
-    page.page_bytes = position.page_bytes;
-    page.generation = position.generation;
-    page.generation_word =
-        reinterpret_cast<const std::uint64_t*>(arena + position.generation_offset_bytes);
-  }
+  content->pages = std::move(from.pages);
   content->mappings = std::move(call->mappings);
   call->done(std::move(content));
 }

@@ -18,9 +18,9 @@ std::int64_t NowNanos() {
       .count();
 }
 
-std::uint64_t LoadGeneration(const std::uint64_t* word) {
+std::uint64_t LoadGeneration(const std::byte* word) {
   // Written by the daemon through its own mapping of the same memory.
-  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  return __atomic_load_n(reinterpret_cast<const std::uint64_t*>(word), __ATOMIC_ACQUIRE);
 }
 
 // Between the reads of a page's bytes and the second look at its generation.
@@ -61,8 +61,9 @@ absl::Status MappedBlocks::Content::CheckLeases() const {
 }
 
 absl::Status MappedBlocks::Content::CheckPage(std::size_t block, std::size_t page) const {
-  const Page& p = pages[page];
-  const std::uint64_t generation = LoadGeneration(p.generation_word);
+  const PagePosition& p = pages[page];
+  const std::uint64_t generation =
+      LoadGeneration(mappings[p.arena_index]->data() + p.generation_offset_bytes);
   if (generation == p.generation) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("block ", block, ": the memory of a page has generation ",
                                          generation, ", the lease was on ", p.generation,
@@ -98,8 +99,7 @@ absl::StatusOr<PageView> MappedBlocks::Page(std::size_t block, std::size_t group
   KVMILL_RETURN_IF_ERROR(c.CheckLeases());
   const std::size_t page = entry.first_page + layer_index;
   KVMILL_RETURN_IF_ERROR(c.CheckPage(block, page));
-  const auto bytes = absl::MakeConstSpan(c.pages[page].data, c.pages[page].page_bytes);
-  absl::StatusOr<PageView> view = PageView::Parse(bytes);
+  absl::StatusOr<PageView> view = PageView::Parse(c.BytesOf(c.pages[page]));
   // Bytes that make no sense are those of another block, unless the generation is still the same.
   if (!view.ok()) {
     FenceAfterReading();

@@ -12,6 +12,7 @@
 
 #include "client/arena_mappings.h"
 #include "client/client_session.h"
+#include "client/map_codec.h"
 #include "client/mapped_blocks.h"
 #include "storage/core/mutex.h"
 
@@ -33,12 +34,6 @@ class MapOwner {
 };
 
 struct MappedBlocks::Content {
-  struct Page {
-    const std::byte* data = nullptr;
-    const std::uint64_t* generation_word = nullptr;
-    std::uint64_t generation = 0;
-    std::uint32_t page_bytes = 0;
-  };
   struct Entry {  // One (block, layer group).
     absl::Status status;
     Tier tier = Tier::kHost;
@@ -55,6 +50,9 @@ struct MappedBlocks::Content {
   const Entry& entry(std::size_t block, std::size_t group) const {
     return entries[block * ns.spec.groups.size() + group];
   }
+  absl::Span<const std::byte> BytesOf(const PagePosition& page) const {
+    return {mappings[page.arena_index]->data() + page.offset_bytes, page.page_bytes};
+  }
   // OK while what was read so far may be right: everything but the generations.
   absl::Status CheckLeases() const;
   absl::Status CheckPage(std::size_t block, std::size_t page) const;
@@ -64,8 +62,8 @@ struct MappedBlocks::Content {
   std::vector<BlockKey> keys;
   std::vector<Block> blocks;
   std::vector<Entry> entries;
-  std::vector<Page> pages;
-  std::vector<ArenaMappingPtr> mappings;
+  std::vector<PagePosition> pages;
+  std::vector<ArenaMappingPtr> mappings;  // By PagePosition::arena_index.
   SessionPtr session;
   std::shared_ptr<MapOwner> owner;
   // steady_clock; a renewal moves it. A stale value is an earlier end.

@@ -45,9 +45,12 @@ absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller) {
         absl::StrCat(keys_.size(), " keys of ", namespace_.spec.groups.size(),
                      " layer groups in one Map: at most ", kMapBlocksMax, " together"));
   }
+  std::vector<BlockId> ids(count);
+  for (std::size_t entry = 0; entry < count; ++entry) ids[entry] = IdOf(entry);
+  context_.store.Prefetch(ids);
   entries_.reserve(count);
   for (std::size_t entry = 0; entry < count; ++entry) {
-    entries_.emplace_back(context_.store.FetchFromMemory(IdOf(entry), FetchPath::kMap));
+    entries_.emplace_back(context_.store.FetchFromMemory(ids[entry], FetchPath::kMap));
     if (!entries_.back()->valid()) missing_.push_back(entry);
   }
   if (missing_.empty() || !context_.has_other_tiers) {

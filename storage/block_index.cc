@@ -361,6 +361,23 @@ void BlockIndex::With(EntryId entry, absl::FunctionRef<void(BlockEntry&)> use) {
   use(e);
 }
 
+void BlockIndex::Prefetch(absl::Span<const BlockId> ids) const {
+  constexpr std::size_t kSlice = 64;
+  std::array<Impl::Home, kSlice> homes;
+  for (; !ids.empty(); ids.remove_prefix(std::min(kSlice, ids.size()))) {
+    const absl::Span<const BlockId> slice = ids.first(std::min(kSlice, ids.size()));
+    for (std::size_t i = 0; i < slice.size(); ++i) {
+      homes[i] = impl_->HomeOf(impl_->hash_(slice[i].namespace_id, slice[i].group, slice[i].key));
+      __builtin_prefetch(homes[i].cells + (homes[i].tag & impl_->MaskOf(homes[i])));
+    }
+    for (std::size_t i = 0; i < slice.size(); ++i) {
+      const std::uint32_t guess = impl_->Probe(homes[i], [](std::uint32_t) { return true; });
+      if (guess == kNone) continue;
+      __builtin_prefetch(&impl_->EntryAt(Impl::IdOf(homes[i].shard, guess)));
+    }
+  }
+}
+
 void BlockIndex::FindBatch(NamespaceId namespace_id, std::uint8_t group,
                            absl::Span<const BlockKey> keys, absl::Span<Presence> found) const {
   KVMILL_CHECK(found.size() == keys.size());

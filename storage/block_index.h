@@ -98,6 +98,9 @@ class BlockIndex {
   // The same for an entry that the caller knows to exist (detached ones included).
   void With(EntryId entry, absl::FunctionRef<void(BlockEntry&)> use);
 
+  // What Find of these will look at, to the cache. A hint; takes no lock.
+  void Prefetch(absl::Span<const BlockId> ids) const;
+
   // One answer a key, for many keys of one namespace and group, with prefetching: the entry's flags
   // and token count, flags 0 when absent.
   struct Presence {

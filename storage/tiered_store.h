@@ -154,6 +154,9 @@ class TieredStore {
   // The same for a block that is in host memory now. Not valid, and nothing counted, when it is
   // not; never blocks.
   BlockRef FetchFromMemory(const BlockId& id, FetchPath path);
+  // Many of these will be fetched from memory now: their entries to the cache, so that their misses
+  // overlap. Changes nothing.
+  void Prefetch(absl::Span<const BlockId> ids) const;
   // Pages on the GPU: the block is promoted first if need be. FAILED_PRECONDITION when there is no
   // GPU; RESOURCE_EXHAUSTED also when everything there stays in use for Options::room_wait;
   // NOT_FOUND as above; else what the device said.

@@ -12,6 +12,8 @@ BlockRef TieredStore::FetchFromMemory(const BlockId& id, FetchPath path) {
   return ref;
 }
 
+void TieredStore::Prefetch(absl::Span<const BlockId> ids) const { impl_->index_->Prefetch(ids); }
+
 std::uint64_t TieredStore::Touch(absl::Span<const BlockId> ids) {
   std::uint64_t touched = 0;
   for (const BlockId& id : ids) {
@@ -23,23 +25,26 @@ std::uint64_t TieredStore::Touch(absl::Span<const BlockId> ids) {
 
 void TieredStore::Locate(const BlockRef& block, std::vector<PageLocation>* pages) const {
   const PagePool& pool = impl_->tiers_->pool(block.memory_);
-  std::vector<SlotRef> slots = block.slots_;
-  if (slots.empty()) {
-    impl_->index_->With(block.entry_, [&](BlockEntry& e) {
-      for (const PagePlace& place : e.pages()) slots.push_back(place.slot);
-    });
-  }
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const PagePool::Location where = pool.Locate(slots[i]);
-    PageLocation& page = pages->emplace_back();
+  const std::size_t first = pages->size();
+  pages->resize(first + block.pages_.size());
+  const auto locate = [&](std::size_t i, SlotRef slot) {
+    const PagePool::Location where = pool.Locate(slot);
+    PageLocation& page = (*pages)[first + i];
     page.tier = block.memory_;
     page.arena = where.arena;
     page.arena_epoch = where.arena_epoch;
     page.offset_bytes = where.offset_bytes;
     page.page_bytes = static_cast<std::uint32_t>(block.pages_[i].size());
-    page.generation = pool.Generation(slots[i]);
+    page.generation = pool.Generation(slot);
     page.generation_offset_bytes = where.generation_offset_bytes;
+  };
+  if (!block.slots_.empty()) {
+    for (std::size_t i = 0; i < block.slots_.size(); ++i) locate(i, block.slots_[i]);
+    return;
   }
+  impl_->index_->With(block.entry_, [&](BlockEntry& e) {
+    for (std::size_t i = 0; i < e.pages().size(); ++i) locate(i, e.pages()[i].slot);
+  });
 }
 
 TieredStore::Arena TieredStore::ArenaOf(const PageLocation& page) const {
