@@ -14,6 +14,9 @@
  * failed, timed out, or the client was destroyed. What functions hand out says below how long it
  * lives.
  *
+ * Beside this header: client/kvmill_map.h (blocks attended to in place) and client/kvmill_engine.h
+ * (the engine's own memory, what the daemon says unasked).
+ *
  * Structs. Each begins with its own size, as the caller was compiled: set it with KVMILL_INIT. Zero
  * in any other field is its default. New versions add fields at the end. An older caller's missing
  * fields are zero. A newer caller's fields that this library does not know must be zero, else
@@ -55,7 +58,7 @@ extern "C" {
 
 /* The same major number: compatible both ways. A larger minor number: more functions and fields. */
 #define KVMILL_ABI_MAJOR 1
-#define KVMILL_ABI_MINOR 0
+#define KVMILL_ABI_MINOR 1
 
 /* Zeroes a struct and sets its size: kvmill_client_options options; KVMILL_INIT(&options); */
 #define KVMILL_INIT(pointer) \
@@ -109,7 +112,13 @@ enum {
   KVMILL_REMOVE = 6,
   KVMILL_CLEAR = 7,
   KVMILL_FLUSH = 8,
-  KVMILL_STAT = 9
+  KVMILL_STAT = 9,
+  KVMILL_TOUCH = 10,
+  KVMILL_MAP = 11, /* client/kvmill_map.h */
+  KVMILL_RENEW = 12,
+  KVMILL_REGISTER_MEMORY = 13, /* client/kvmill_engine.h */
+  KVMILL_UNREGISTER_MEMORY = 14,
+  KVMILL_SESSION_EVENT = 15 /* Of no operation: kvmill_client_options.session_queue. */
 };
 
 typedef struct kvmill_event {
@@ -144,10 +153,25 @@ KVMILL_API size_t kvmill_queue_running(const kvmill_queue* queue);
 
 typedef struct kvmill_client kvmill_client;
 
+/* How the bytes of stores and fetches travel. AUTO: over UCX to a daemon that is not local and
+ * offers it, else with the gRPC messages. UCX: so, or the operations fail. */
+enum { KVMILL_PATH_AUTO = 0, KVMILL_PATH_INLINE = 1, KVMILL_PATH_UCX = 2 };
+/* Where 16-bit values become tiles. AUTO: here for a daemon that is not local. */
+enum { KVMILL_ENCODE_AUTO = 0, KVMILL_ENCODE_CLIENT = 1, KVMILL_ENCODE_DAEMON = 2 };
+
 typedef struct kvmill_client_options {
   size_t struct_bytes;
   const char* address; /* "unix:/run/kvmill/kvmill.sock" or "host:port". */
   uint64_t timeout_ms; /* Of operations that say nothing. 0: 10 seconds. At most a year. */
+  /* Since 1.1. */
+  uint32_t path;                 /* KVMILL_PATH_... */
+  uint32_t data_plane_plaintext; /* Not 0: UCX without encryption; the daemon must say so too. */
+  uint32_t encode_in;            /* KVMILL_ENCODE_... */
+  uint32_t encode_threads;       /* Of encoding, and of verifying what UCX brought. 0: one a core,
+                                    up to 4. At most 1024. */
+  kvmill_queue* session_queue;   /* Where KVMILL_SESSION_EVENTs go, with tag session_tag; null: they
+                                    are not told. Once the queue is destroyed they are lost. */
+  uint64_t session_tag;
 } kvmill_client_options;
 
 /* Of one operation. Null wherever it is taken: defaults. */
@@ -167,6 +191,10 @@ KVMILL_API kvmill_code kvmill_client_destroy(kvmill_client* client);
  * is too small; 65 is enough. */
 KVMILL_API kvmill_code kvmill_client_boot_id(const kvmill_client* client, char* out,
                                              size_t out_bytes);
+/* What UCX negotiated for the connection that is open now, as "tcp/eth0"; "": there is none. As
+ * above; 257 bytes are enough. Since 1.1. */
+KVMILL_API kvmill_code kvmill_client_ucx_transport(const kvmill_client* client, char* out,
+                                                   size_t out_bytes);
 
 /* --- Namespaces --- */
 
@@ -356,6 +384,12 @@ KVMILL_API kvmill_code kvmill_remove(kvmill_client* client, const kvmill_namespa
                                      const kvmill_key* keys, size_t key_count,
                                      const kvmill_call_options* call, kvmill_queue* queue,
                                      uint64_t tag);
+/* The blocks were used, for eviction; kvmill_result_count is how many (block, layer group)s of them
+ * are in memory. Since 1.1. */
+KVMILL_API kvmill_code kvmill_touch(kvmill_client* client, const kvmill_namespace* ns,
+                                    const kvmill_key* keys, size_t key_count,
+                                    const kvmill_call_options* call, kvmill_queue* queue,
+                                    uint64_t tag);
 /* Everything in the namespace. */
 KVMILL_API kvmill_code kvmill_clear(kvmill_client* client, const kvmill_namespace* ns,
                                     const kvmill_call_options* call, kvmill_queue* queue,
@@ -379,7 +413,7 @@ KVMILL_API const char* kvmill_result_message(const kvmill_result* result);
 /* OPEN_NAMESPACE, FIND_NAMESPACE. A new handle each time, the caller's. */
 KVMILL_API kvmill_code kvmill_result_namespace(const kvmill_result* result, kvmill_namespace** ns);
 
-/* REMOVE, CLEAR: (block, layer group)s; FLUSH: blocks. */
+/* REMOVE, CLEAR, TOUCH: (block, layer group)s; FLUSH: blocks; REGISTER_MEMORY: the registration. */
 KVMILL_API kvmill_code kvmill_result_count(const kvmill_result* result, uint64_t* count);
 
 enum { KVMILL_TIER_GPU = 0, KVMILL_TIER_HOST = 1, KVMILL_TIER_DISK = 2, KVMILL_TIER_PEER = 3 };

@@ -50,6 +50,9 @@ absl::Status MappedBlocks::Content::CheckLeases() const {
   if (session->ended.load(std::memory_order_acquire)) {
     return absl::AbortedError("the session that the leases belong to ended");
   }
+  if (released.load(std::memory_order_acquire)) {
+    return absl::AbortedError("the leases were given back");
+  }
   if (lost.load(std::memory_order_acquire)) {
     return absl::AbortedError("a lease had ended before it was renewed");
   }
@@ -72,8 +75,11 @@ absl::Status MappedBlocks::Content::CheckPage(std::size_t block, std::size_t pag
 
 MappedBlocks::MappedBlocks(std::unique_ptr<Content> content) : content_(std::move(content)) {}
 
-MappedBlocks::~MappedBlocks() {
-  if (getpid() == content_->pid) content_->owner->GiveBack(*content_);
+MappedBlocks::~MappedBlocks() { Release(); }
+
+void MappedBlocks::Release() {
+  if (getpid() != content_->pid || content_->released.exchange(true)) return;
+  content_->owner->GiveBack(*content_);
 }
 
 const ClientNamespace& MappedBlocks::name_space() const { return content_->ns; }
@@ -125,6 +131,13 @@ absl::StatusOr<PageView> MappedBlocks::Page(std::size_t block, std::size_t group
                                             ": the daemon mapped another page"));
   }
   return view;
+}
+
+absl::StatusOr<absl::Span<const std::byte>> MappedBlocks::PageBytes(std::size_t block,
+                                                                    std::size_t group,
+                                                                    std::size_t layer_index) const {
+  KVMILL_RETURN_IF_ERROR(Page(block, group, layer_index).status());
+  return content_->BytesOf(content_->pages[content_->entry(block, group).first_page + layer_index]);
 }
 
 absl::Status MappedBlocks::Check() const { return Check(0, content_->blocks.size()); }

@@ -58,6 +58,10 @@ class MappedBlocks {
   absl::StatusOr<PageView> Page(std::size_t block, std::size_t group,
                                 std::size_t layer_index) const;
 
+  // The same page as the bytes that it is.
+  absl::StatusOr<absl::Span<const std::byte>> PageBytes(std::size_t block, std::size_t group,
+                                                        std::size_t layer_index) const;
+
   // Whether everything that was read so far was right; after reading. Looks at the leases' time and
   // at the generation of every page: some nanoseconds a page.
   absl::Status Check() const;
@@ -66,6 +70,10 @@ class MappedBlocks {
   // Until when Check() can be OK: the first lease's end, counted from the moment when it was asked
   // for.
   absl::Time deadline() const;
+
+  // Gives the leases back now: Check() and Page() answer ABORTED from here on. The memory stays
+  // mapped, with whatever comes to lie there, until the object is destroyed.
+  void Release();
 
   // Every checksum of every page; DATA_LOSS names the first that is wrong. ABORTED as Check().
   absl::Status VerifyContents() const;

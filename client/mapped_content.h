@@ -68,7 +68,8 @@ struct MappedBlocks::Content {
   std::shared_ptr<MapOwner> owner;
   // steady_clock; a renewal moves it. A stale value is an earlier end.
   std::atomic<std::int64_t> deadline_nanos{0};
-  std::atomic<bool> lost{false};  // The daemon said that a lease had ended. Never cleared.
+  std::atomic<bool> lost{false};      // The daemon said that a lease had ended. Never cleared.
+  std::atomic<bool> released{false};  // The leases were given back. Never cleared.
 };
 
 }  // namespace kvmill

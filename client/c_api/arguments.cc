@@ -6,10 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/c_api/border.h"
+#include "client/c_api/operation.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill::c_api {
 namespace {
+
+constexpr std::uint32_t kEncodeThreadsMax = 1024;
 
 absl::Status Within(absl::string_view what, std::size_t index, const absl::Status& status) {
   if (status.ok()) return status;
@@ -32,16 +35,6 @@ absl::Status Narrow(absl::string_view what, std::uint32_t value, T* out) {
   *out = static_cast<T>(value);
   if (static_cast<std::uint32_t>(*out) == value) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(what, " ", value, " is too large"));
-}
-
-template <typename T>
-absl::Status ToEnum(absl::string_view what, std::uint32_t value, T last, T* out) {
-  if (value > static_cast<std::uint32_t>(last)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, " ", value, ", want 0 to ", static_cast<std::uint32_t>(last)));
-  }
-  *out = static_cast<T>(value);
-  return absl::OkStatus();
 }
 
 absl::Status ReadGroup(const kvmill_layer_group& group, LayerGroup* to) {
@@ -169,6 +162,36 @@ absl::StatusOr<NamespaceSpec> SpecOf(const kvmill_namespace_spec* in) {
   KVMILL_RETURN_IF_ERROR(
       ReadArray("groups", from.groups, from.group_count, kGroupLeast, add_group));
   return spec;
+}
+
+absl::StatusOr<Client::Options> ClientOptionsOf(const kvmill_client_options& from) {
+  Client::Options to;
+  to.address = from.address;
+  if (from.timeout_ms != 0) {
+    KVMILL_ASSIGN_OR_RETURN(to.timeout, TimeoutOf(from.timeout_ms));
+  }
+  KVMILL_RETURN_IF_ERROR(ToEnum("path", from.path, DataPath::kUcx, &to.path));
+  to.data_plane_plaintext = from.data_plane_plaintext != 0;
+  KVMILL_RETURN_IF_ERROR(ToEnum("encode_in", from.encode_in, EncodeIn::kDaemon, &to.encode_in));
+  if (from.encode_threads > kEncodeThreadsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("encode_threads ", from.encode_threads, ", at most ", kEncodeThreadsMax));
+  }
+  to.encode_threads = from.encode_threads;
+  if (from.session_queue == nullptr) return to;
+  KVMILL_RETURN_IF_ERROR(CheckProcess(from.session_queue->queue->pid()));
+  // Not kept alive: its owner may destroy it before the client.
+  std::weak_ptr<Queue> queue = from.session_queue->queue;
+  to.on_session_event = [queue, tag = from.session_tag](SessionEvent event, std::uint64_t leases) {
+    const std::shared_ptr<Queue> to_queue = queue.lock();
+    if (to_queue == nullptr) return;
+    auto result = std::make_unique<kvmill_result>();
+    result->operation = KVMILL_SESSION_EVENT;
+    result->tag = tag;
+    result->value = SessionNotice{event, leases};
+    to_queue->Tell(result.release());
+  };
+  return to;
 }
 
 absl::StatusOr<std::unique_ptr<StoreInputs>> StoreInputsOf(const NamespaceData& ns,

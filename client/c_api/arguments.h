@@ -12,6 +12,7 @@
 #include "client/c_api/queue.h"
 #include "client/client.h"
 #include "client/kvmill.h"
+#include "client/kvmill_engine.h"
 
 namespace kvmill::c_api {
 
@@ -20,6 +21,10 @@ absl::StatusOr<BlockKey> KeyOf(absl::string_view what, const kvmill_key& key);
 // None of them is empty.
 absl::StatusOr<std::vector<BlockKey>> KeysOf(const kvmill_key* keys, std::size_t count);
 absl::StatusOr<NamespaceSpec> SpecOf(const kvmill_namespace_spec* in);
+absl::StatusOr<EngineGeometry> GeometryOf(const kvmill_engine_geometry* in);  // geometry.cc
+
+// Where session events go included.
+absl::StatusOr<Client::Options> ClientOptionsOf(const kvmill_client_options& from);
 
 struct StoreInputs final : Inputs {
   std::vector<StoreBlock> blocks;

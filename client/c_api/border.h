@@ -49,6 +49,20 @@ inline absl::Status CheckProcess(pid_t made_in) {
       "this handle was made before fork(): make a new one in the child");
 }
 
+template <typename T>
+absl::Status ToEnum(absl::string_view what, std::uint32_t value, T last, T* out) {
+  if (value > static_cast<std::uint32_t>(last)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " ", value, ", want 0 to ", static_cast<std::uint32_t>(last)));
+  }
+  *out = static_cast<T>(value);
+  return absl::OkStatus();
+}
+
+inline absl::Status OutOfRange(absl::string_view what, std::size_t index, std::size_t count) {
+  return absl::OutOfRangeError(absl::StrCat(what, " ", index, " of ", count));
+}
+
 // No array that is passed in is longer: what is, is not a count.
 inline constexpr std::size_t kCountMax = std::size_t{1} << 20;
 inline constexpr std::size_t kStructBytesMax = 4096;

@@ -5,6 +5,7 @@
 #include "client/c_api/arguments.h"
 #include "client/c_api/border.h"
 #include "client/c_api/fetch_outputs.h"
+#include "client/c_api/operation.h"
 #include "client/c_api/queue.h"
 #include "client/client.h"
 #include "storage/core/status_macros.h"
@@ -12,79 +13,14 @@
 namespace kvmill::c_api {
 namespace {
 
-constexpr std::uint64_t kTimeoutMsMax = std::uint64_t{1000} * 3600 * 24 * 365;
-
-absl::StatusOr<absl::Duration> TimeoutOf(std::uint64_t timeout_ms) {
-  if (timeout_ms > kTimeoutMsMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("timeout_ms ", timeout_ms, ", at most ", kTimeoutMsMax));
+absl::Status WriteText(const std::string& text, char* out, std::size_t out_bytes) {
+  if (out == nullptr) return Null("out");
+  if (out_bytes < text.size() + 1) {
+    return absl::OutOfRangeError(absl::StrCat("out_bytes ", out_bytes, ", want ", text.size() + 1));
   }
-  return absl::Milliseconds(timeout_ms);
+  std::memcpy(out, text.c_str(), text.size() + 1);
+  return absl::OkStatus();
 }
-
-// An operation to be. Dropped before Start() it leaves nothing behind.
-class Operation {
- public:
-  // Checks what all operations have in common.
-  static absl::StatusOr<Operation> Prepare(kvmill_operation kind, kvmill_client* client,
-                                           const kvmill_call_options* call, kvmill_queue* queue,
-                                           std::uint64_t tag) {
-    if (client == nullptr) return Null("client");
-    if (queue == nullptr) return Null("queue");
-    KVMILL_RETURN_IF_ERROR(CheckProcess(client->pid));
-    KVMILL_RETURN_IF_ERROR(CheckProcess(queue->queue->pid()));
-    kvmill_call_options options;
-    KVMILL_RETURN_IF_ERROR(ReadOptions("call", call, &options));
-    Operation operation;
-    KVMILL_ASSIGN_OR_RETURN(operation.call_.timeout, TimeoutOf(options.timeout_ms));
-    operation.result_ = std::make_unique<kvmill_result>();
-    operation.result_->operation = kind;
-    operation.result_->tag = tag;
-    operation.result_->queue = queue->queue;
-    return operation;
-  }
-
-  kvmill_result& result() { return *result_; }
-
-  // The arguments live until the operation ends.
-  template <typename T>
-  T* Keep(std::unique_ptr<T> inputs) {
-    T* const kept = inputs.get();
-    result_->inputs = std::move(inputs);
-    return kept;
-  }
-
-  // Calls `start(options, done)`. From here on there is exactly one event. What could throw in the
-  // client from here on (no memory) ends the process, as it does in gRPC.
-  template <typename T, typename StartFn>
-  absl::Status Start(StartFn start) noexcept {
-    kvmill_result* const result = result_.release();
-    result->queue->Begin();
-    start(call_, [result](absl::StatusOr<T> value) {
-      if (value.ok()) {
-        result->value = *std::move(value);
-      } else {
-        result->status = value.status();
-      }
-      result->inputs.reset();
-      const std::shared_ptr<Queue> queue = std::move(result->queue);
-      queue->Finish(result);  // It may be gone now.
-    });
-    return absl::OkStatus();
-  }
-
- private:
-  CallOptions call_;
-  std::unique_ptr<kvmill_result> result_;
-};
-
-absl::Status CheckNamespace(const kvmill_namespace* ns) {
-  return ns == nullptr ? Null("ns") : absl::OkStatus();
-}
-
-struct KeyInputs final : Inputs {
-  std::vector<BlockKey> keys;
-};
 
 struct FetchInputs final : Inputs {
   std::vector<BlockKey> keys;
@@ -109,11 +45,7 @@ kvmill_code kvmill_client_create(const kvmill_client_options* options, kvmill_cl
     constexpr std::size_t kLeast = offsetof(kvmill_client_options, address) + sizeof(from.address);
     KVMILL_RETURN_IF_ERROR(ReadStruct("options", options, kLeast, &from));
     if (from.address == nullptr) return Null("options.address");
-    Client::Options to;
-    to.address = from.address;
-    if (from.timeout_ms != 0) {
-      KVMILL_ASSIGN_OR_RETURN(to.timeout, TimeoutOf(from.timeout_ms));
-    }
+    KVMILL_ASSIGN_OR_RETURN(const Client::Options to, ClientOptionsOf(from));
     auto made = std::make_unique<kvmill_client>();
     KVMILL_ASSIGN_OR_RETURN(made->client, Client::Create(to));
     made->pid = getpid();
@@ -132,15 +64,16 @@ kvmill_code kvmill_client_destroy(kvmill_client* client) {
 kvmill_code kvmill_client_boot_id(const kvmill_client* client, char* out, size_t out_bytes) {
   return Guard([&]() -> absl::Status {
     if (client == nullptr) return Null("client");
-    if (out == nullptr) return Null("out");
     KVMILL_RETURN_IF_ERROR(CheckProcess(client->pid));
-    const std::string boot_id = client->client->boot_id();
-    if (out_bytes < boot_id.size() + 1) {
-      return absl::OutOfRangeError(
-          absl::StrCat("out_bytes ", out_bytes, ", want ", boot_id.size() + 1));
-    }
-    std::memcpy(out, boot_id.c_str(), boot_id.size() + 1);
-    return absl::OkStatus();
+    return WriteText(client->client->boot_id(), out, out_bytes);
+  });
+}
+
+kvmill_code kvmill_client_ucx_transport(const kvmill_client* client, char* out, size_t out_bytes) {
+  return Guard([&]() -> absl::Status {
+    if (client == nullptr) return Null("client");
+    KVMILL_RETURN_IF_ERROR(CheckProcess(client->pid));
+    return WriteText(client->client->ucx_transport(), out, out_bytes);
   });
 }
 
@@ -264,6 +197,21 @@ kvmill_code kvmill_remove(kvmill_client* client, const kvmill_namespace* ns, con
     KVMILL_ASSIGN_OR_RETURN(inputs->keys, KeysOf(keys, key_count));
     return operation.Start<std::uint64_t>([&](const CallOptions& options, auto done) {
       client->client->RemoveAsync(ns->data->ns, inputs->keys, options, std::move(done));
+    });
+  });
+}
+
+kvmill_code kvmill_touch(kvmill_client* client, const kvmill_namespace* ns, const kvmill_key* keys,
+                         size_t key_count, const kvmill_call_options* call, kvmill_queue* queue,
+                         uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(CheckNamespace(ns));
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_TOUCH, client, call, queue, tag));
+    KeyInputs* const inputs = operation.Keep(std::make_unique<KeyInputs>());
+    KVMILL_ASSIGN_OR_RETURN(inputs->keys, KeysOf(keys, key_count));
+    return operation.Start<std::uint64_t>([&](const CallOptions& options, auto done) {
+      client->client->TouchAsync(ns->data->ns, inputs->keys, options, std::move(done));
     });
   });
 }

@@ -37,14 +37,23 @@ void Queue::Begin() {
 }
 
 void Queue::Finish(kvmill_result* result) {
+  MutexLock lock(mu_);
+  Append(result);
+  --running_;
+}
+
+void Queue::Tell(kvmill_result* result) {
+  MutexLock lock(mu_);
+  Append(result);
+}
+
+void Queue::Append(kvmill_result* result) {
   // The counter of the descriptor is 1 exactly while events are there, so it changes with them,
   // under the lock; neither call can block.
-  MutexLock lock(mu_);
   result->next = nullptr;
   (last_ == nullptr ? first_ : last_->next) = result;
   if (last_ == nullptr) eventfd_write(fd_, 1);
   last_ = result;
-  --running_;
   changed_.NotifyAll();
 }
 

@@ -43,6 +43,13 @@ struct Inputs {
   virtual ~Inputs() = default;
 };
 
+struct MappedData;  // client/c_api/mapped.h
+
+struct SessionNotice {
+  SessionEvent event = SessionEvent::kEnded;
+  std::uint64_t leases = 0;
+};
+
 class Queue {
  public:
   // RESOURCE_EXHAUSTED when there is no descriptor left.
@@ -54,6 +61,8 @@ class Queue {
   void Begin();
   // The queue owns the result until Next() hands it out. Neither allocates nor fails.
   void Finish(kvmill_result* result);
+  // The same of an event that no operation began.
+  void Tell(kvmill_result* result);
   absl::Status Next(std::int64_t timeout_ms, kvmill_event* event);
   absl::Status Drain(std::int64_t timeout_ms);
   std::size_t running();
@@ -62,6 +71,7 @@ class Queue {
   pid_t pid() const { return pid_; }
 
  private:
+  void Append(kvmill_result* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   explicit Queue(int fd) : fd_(fd), pid_(getpid()) {}
 
   const int fd_;
@@ -82,7 +92,8 @@ struct kvmill_result {
   absl::Status status;
   std::string message;  // Of the status, once the event was taken.
   std::variant<std::monostate, kvmill::ClientNamespace, kvmill::LookupResult, kvmill::StoreResult,
-               kvmill::FetchResult, std::uint64_t, kvmill::ServerStat>
+               kvmill::FetchResult, std::uint64_t, kvmill::ServerStat,
+               std::shared_ptr<const kvmill::c_api::MappedData>, kvmill::c_api::SessionNotice>
       value;
   std::vector<std::size_t> page_bytes;      // FETCH of pages: [block * layers + layer].
   std::size_t layer_count = 0;              // FETCH.

@@ -1,9 +1,14 @@
 // What a result tells.
+#include "client/c_api/results.h"
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/c_api/border.h"
+#include "client/c_api/mapped.h"
 #include "client/c_api/queue.h"
+#include "client/kvmill_engine.h"
+#include "client/kvmill_map.h"
 
 namespace kvmill::c_api {
 namespace {
@@ -19,26 +24,6 @@ std::size_t BlockCount(const kvmill_result& result) {
   if (const auto* store = std::get_if<StoreResult>(&result.value)) return store->blocks.size();
   if (const auto* fetch = std::get_if<FetchResult>(&result.value)) return fetch->blocks.size();
   return 0;
-}
-
-// The value of an operation that succeeded.
-template <typename T>
-absl::StatusOr<const T*> ValueOf(const kvmill_result* result, const void* out) {
-  if (result == nullptr) return Null("result");
-  if (out == nullptr) return Null("out");
-  if (const T* value = std::get_if<T>(&result->value)) return value;
-  return absl::FailedPreconditionError(
-      result->status.ok()
-          ? absl::StrCat("the result of operation ", result->operation, " has no such value")
-          : absl::StrCat("the operation failed: ", result->message));
-}
-
-std::uint64_t RetryMs(const absl::Status& status) {
-  return static_cast<std::uint64_t>(absl::ToInt64Milliseconds(RetryAfter(status)));
-}
-
-absl::Status OutOfRange(absl::string_view what, std::size_t index, std::size_t count) {
-  return absl::OutOfRangeError(absl::StrCat(what, " ", index, " of ", count));
 }
 
 }  // namespace
@@ -84,6 +69,27 @@ kvmill_code kvmill_result_count(const kvmill_result* result, uint64_t* count) {
     if (!value.ok()) return value.status();
     *count = **value;
     return absl::OkStatus();
+  });
+}
+
+kvmill_code kvmill_result_mapped(const kvmill_result* result, kvmill_mapped** mapped) {
+  return Guard([&]() -> absl::Status {
+    if (mapped != nullptr) *mapped = nullptr;
+    const auto value = ValueOf<std::shared_ptr<const MappedData>>(result, mapped);
+    if (!value.ok()) return value.status();
+    *mapped = new kvmill_mapped{**value};
+    return absl::OkStatus();
+  });
+}
+
+kvmill_code kvmill_result_session(const kvmill_result* result, kvmill_session_event* event) {
+  return Guard([&]() -> absl::Status {
+    const auto value = ValueOf<SessionNotice>(result, event);
+    if (!value.ok()) return value.status();
+    kvmill_session_event to = {};
+    to.leases = (*value)->leases;
+    to.what = static_cast<std::uint32_t>((*value)->event);
+    return WriteStruct("event", to, event);
   });
 }
 

@@ -9,9 +9,10 @@ namespace {
 
 using Arguments = CApiTest;
 
-// The first version. Sizes only grow, offsets never change.
+// Of the first version. Sizes only grow, offsets never change.
 static_assert(sizeof(kvmill_event) == 40 && offsetof(kvmill_event, result) == 32);
-static_assert(sizeof(kvmill_client_options) == 24 && offsetof(kvmill_client_options, address) == 8);
+static_assert(offsetof(kvmill_client_options, path) == 24 &&
+              offsetof(kvmill_client_options, address) == 8);
 static_assert(sizeof(kvmill_call_options) == 16);
 static_assert(sizeof(kvmill_layer_group) == 40 && offsetof(kvmill_layer_group, kv_heads) == 24);
 static_assert(sizeof(kvmill_namespace_spec) == 88 && offsetof(kvmill_namespace_spec, model) == 24);
@@ -23,6 +24,12 @@ static_assert(sizeof(kvmill_fetch_options) == 24 && sizeof(kvmill_lookup_result)
 static_assert(sizeof(kvmill_store_result) == 80 && sizeof(kvmill_fetch_result) == 24);
 static_assert(sizeof(kvmill_block_result) == 40 && sizeof(kvmill_stat_result) == 120);
 static_assert(sizeof(kvmill_tier_usage) == 40);
+// Of 1.1.
+static_assert(sizeof(kvmill_client_options) == 56 && sizeof(kvmill_map_options) == 16);
+static_assert(sizeof(kvmill_page) == 32 && sizeof(kvmill_mapped_head) == 24);
+static_assert(sizeof(kvmill_attention) == 96 && offsetof(kvmill_attention, soft_cap) == 88);
+static_assert(sizeof(kvmill_session_event) == 24 && sizeof(kvmill_engine_geometry) == 48);
+static_assert(sizeof(kvmill_engine_layers) == 104 && sizeof(kvmill_engine_place) == 16);
 
 TEST_F(Arguments, VersionsAndNamesAreThere) {
   EXPECT_EQ(kvmill_abi_version(), (std::uint32_t{KVMILL_ABI_MAJOR} << 16) + KVMILL_ABI_MINOR);
@@ -80,6 +87,26 @@ TEST_F(Arguments, NullIsRefusedEverywhere) {
       kvmill_result_page_bytes(nullptr, 0, 0, nullptr),
       kvmill_result_stat(nullptr, nullptr),
       kvmill_result_tier(nullptr, 0, nullptr),
+      kvmill_client_ucx_transport(nullptr, nullptr, 0),
+      kvmill_client_ucx_transport(client_, nullptr, 65),
+      kvmill_touch(client_, nullptr, &key, 1, nullptr, queue_, 1),
+      kvmill_touch(client_, ns, nullptr, 1, nullptr, queue_, 1),
+      kvmill_map(nullptr, ns, &key, 1, nullptr, nullptr, queue_, 1),
+      kvmill_map(client_, nullptr, &key, 1, nullptr, nullptr, queue_, 1),
+      kvmill_map(client_, ns, nullptr, 1, nullptr, nullptr, queue_, 1),
+      kvmill_map(client_, ns, &key, 1, nullptr, nullptr, nullptr, 1),
+      kvmill_renew(client_, nullptr, 0, nullptr, queue_, 1),
+      kvmill_result_mapped(nullptr, nullptr),
+      kvmill_result_session(nullptr, nullptr),
+      kvmill_mapped_block(nullptr, 0, nullptr),
+      kvmill_mapped_check(nullptr, 0, 0),
+      kvmill_mapped_verify(nullptr),
+      kvmill_mapped_page(nullptr, 0, 0, nullptr),
+      kvmill_mapped_heads(nullptr, 0, 0, 0, nullptr, 0),
+      kvmill_attend(nullptr, 0, nullptr),
+      kvmill_register_memory(client_, nullptr, nullptr, nullptr, queue_, 1),
+      kvmill_register_memory(client_, ns, nullptr, nullptr, queue_, 1),
+      kvmill_unregister_memory(nullptr, 1, nullptr, queue_, 1),
   };
   int index = 0;
   for (const kvmill_code code : codes) EXPECT_EQ(code, KVMILL_INVALID_ARGUMENT) << index++;
@@ -95,6 +122,10 @@ TEST_F(Arguments, NullIsRefusedEverywhere) {
   EXPECT_STREQ(kvmill_result_message(nullptr), "");
   kvmill_result_free(nullptr);
   kvmill_namespace_free(nullptr);
+  EXPECT_EQ(kvmill_mapped_block_count(nullptr), 0u);
+  EXPECT_EQ(kvmill_mapped_left_ms(nullptr), 0u);
+  EXPECT_EQ(kvmill_mapped_release(nullptr), KVMILL_OK);
+  kvmill_mapped_free(nullptr);
   EXPECT_EQ(kvmill_client_destroy(nullptr), KVMILL_OK);
   EXPECT_EQ(kvmill_queue_destroy(nullptr), KVMILL_OK);
   kvmill_namespace_free(ns);
@@ -107,6 +138,7 @@ TEST_F(Arguments, AnOlderCallersStructsAreEnough) {
   options.address = to.c_str();
   options.struct_bytes = offsetof(kvmill_client_options, timeout_ms);
   options.timeout_ms = UINT64_MAX;  // Behind the end: refused if it were read.
+  options.path = 99;                // So is this.
   kvmill_client* client = nullptr;
   ASSERT_EQ(kvmill_client_create(&options, &client), KVMILL_OK) << kvmill_last_error();
   kvmill_client_destroy(client);

@@ -12,13 +12,6 @@
 namespace kvmill::testing {
 namespace {
 
-float FromBf16(std::uint16_t value) {
-  const std::uint32_t bits = std::uint32_t{value} << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof(result));
-  return result;
-}
-
 // Fills a view of [tokens, heads, head_dim].
 template <typename View, typename Pointer>
 View ViewOf(Pointer* base) {
@@ -41,6 +34,13 @@ Shared& shared() {
 }
 
 }  // namespace
+
+float FromBf16(std::uint16_t value) {
+  const std::uint32_t bits = std::uint32_t{value} << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
 
 SmallBlock::SmallBlock(std::uint32_t seed)
     : values(2 * kLayers, std::vector<std::uint16_t>(kTokens * kHeads * kHeadDim)) {
@@ -136,7 +136,7 @@ Outcome CApiTest::Finish(kvmill_code started) {
   return outcome;
 }
 
-kvmill_namespace* CApiTest::Open(const std::string& name) {
+kvmill_namespace* CApiTest::Open(const std::string& name, std::uint32_t sink_blocks) {
   const std::uint16_t layers[] = {0, 1};
   auto group = Init<kvmill_layer_group>();
   group.layers = layers;
@@ -148,6 +148,7 @@ kvmill_namespace* CApiTest::Open(const std::string& name) {
   spec.revision = name.c_str();
   spec.source_dtype = KVMILL_BFLOAT16;
   spec.block_tokens = SmallBlock::kTokens;
+  spec.sink_blocks = sink_blocks;
   spec.groups = &group;
   spec.group_count = 1;
   const Outcome outcome =
@@ -192,6 +193,20 @@ Outcome CApiTest::Put(const kvmill_namespace* ns, const std::string& key, const 
   Outcome outcome = Finish(kvmill_store(client_, ns, &stored, 1, nullptr, nullptr, queue_, 2));
   EXPECT_EQ(BlockOf(outcome).code, KVMILL_OK) << BlockOf(outcome).message;
   return outcome;
+}
+
+kvmill_mapped* CApiTest::Map(const kvmill_namespace* ns, const std::vector<std::string>& keys,
+                             std::uint64_t lease_ms) {
+  std::vector<kvmill_key> views;
+  for (const std::string& key : keys) views.push_back(Key(key));
+  auto options = Init<kvmill_map_options>();
+  options.lease_ms = lease_ms;
+  const Outcome outcome =
+      Finish(kvmill_map(client_, ns, views.data(), views.size(), &options, nullptr, queue_, 3));
+  EXPECT_EQ(outcome.event.code, KVMILL_OK) << outcome.message();
+  kvmill_mapped* mapped = nullptr;
+  EXPECT_EQ(kvmill_result_mapped(outcome.result.get(), &mapped), KVMILL_OK) << kvmill_last_error();
+  return mapped;
 }
 
 kvmill_block_result CApiTest::BlockOf(const Outcome& outcome, std::size_t block) {

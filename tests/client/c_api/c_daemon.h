@@ -10,9 +10,13 @@
 #include <vector>
 
 #include "client/kvmill.h"
+#include "client/kvmill_engine.h"
+#include "client/kvmill_map.h"
 #include "tests/integration/daemon_process.h"
 
 namespace kvmill::testing {
+
+float FromBf16(std::uint16_t value);
 
 template <typename T>
 T Init() {
@@ -53,13 +57,18 @@ class CApiTest : public ::testing::Test {
 
   // The outcome of what was just started, which is the only operation on queue_.
   Outcome Finish(kvmill_code started);
-  kvmill_namespace* Open(const std::string& name);  // With blocks of its own.
+  kvmill_namespace* Open(const std::string& name,
+                         std::uint32_t sink_blocks = 0);  // With blocks of its own.
   std::vector<kvmill_store_layer> Inputs(const SmallBlock& block) const;
   std::vector<kvmill_fetch_output> Outputs(SmallBlock* block) const;
   // `key` and `layers` are borrowed.
   kvmill_store_block Block(const char* key, const std::vector<kvmill_store_layer>& layers,
                            std::uint32_t token_count = SmallBlock::kTokens) const;
   Outcome Put(const kvmill_namespace* ns, const std::string& key, const SmallBlock& block);
+  // Null, and the test fails, when the blocks could not be mapped; `ns` and a client of the
+  // fixture.
+  kvmill_mapped* Map(const kvmill_namespace* ns, const std::vector<std::string>& keys,
+                     std::uint64_t lease_ms = 30000);
   static kvmill_key Key(const std::string& key) { return {key.data(), key.size()}; }
   static kvmill_key Key(std::string&& key) = delete;  // It would be gone.
   static kvmill_block_result BlockOf(const Outcome& outcome, std::size_t block = 0);
