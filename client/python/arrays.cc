@@ -160,26 +160,28 @@ const Py_buffer& ToBytes(py::handle object, bool writable, const Place& place, P
   }
 }
 
-py::capsule ToDlpack(py::handle object, std::uint8_t code) {
+py::capsule ToDlpack(py::handle object, std::uint8_t code, bool read_only) {
   auto exported = std::make_unique<Exported>();
-  const int flags = PyBUF_STRIDES | PyBUF_FORMAT | PyBUF_WRITABLE;
+  const int flags = PyBUF_STRIDES | PyBUF_FORMAT | (read_only ? 0 : PyBUF_WRITABLE);
+  const std::ptrdiff_t element_bytes = code == kUnsigned ? 1 : 2;
   if (PyObject_GetBuffer(object.ptr(), &exported->buffer, flags) != 0) {
     throw py::error_already_set();
   }
   const Py_buffer& buffer = exported->buffer;
-  if (buffer.itemsize != 2) {
+  if (buffer.itemsize != element_bytes) {
+    const std::string got = std::to_string(buffer.itemsize);
     PyBuffer_Release(&exported->buffer);
-    Invalid("elements of " + std::to_string(buffer.itemsize) + " bytes, want 2");
+    Invalid("elements of " + got + " bytes, want " + std::to_string(element_bytes));
   }
   for (int i = 0; i < buffer.ndim; ++i) {
     exported->shape.push_back(buffer.shape[i]);
-    exported->strides.push_back(buffer.strides[i] / 2);
+    exported->strides.push_back(buffer.strides[i] / element_bytes);
   }
   DlManagedTensor& managed = exported->managed;
   managed.tensor.data = buffer.buf;
   managed.tensor.device = {1, 0};
   managed.tensor.ndim = buffer.ndim;
-  managed.tensor.dtype = {code, 16, 1};
+  managed.tensor.dtype = {code, static_cast<std::uint8_t>(8 * element_bytes), 1};
   managed.tensor.shape = exported->shape.data();
   managed.tensor.strides = exported->strides.data();
   managed.context = exported.get();

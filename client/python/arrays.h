@@ -91,8 +91,9 @@ Array ToArray(pybind11::handle object, bool writable, const Place& place, Pins* 
 // The bytes of an object that has the buffer protocol, in C order.
 const Py_buffer& ToBytes(pybind11::handle object, bool writable, const Place& place, Pins* pins);
 
-// A DLPack capsule of a 16-bit array, which keeps it alive. `code` as in DlType.
-pybind11::capsule ToDlpack(pybind11::handle object, std::uint8_t code);
+// A DLPack capsule of an array, which keeps it alive: of bytes for the code of unsigned, else of
+// 16-bit values. `code` as in DlType. `read_only`: also of memory that must not be written.
+pybind11::capsule ToDlpack(pybind11::handle object, std::uint8_t code, bool read_only);
 
 }  // namespace kvmill::python
 

@@ -9,22 +9,29 @@
 
 K and V are arrays [tokens, heads, head_dim] of float16 or bfloat16: numpy arrays, torch tensors on the CPU, anything
 with the buffer protocol or DLPack; they are read and written in place. AsyncClient has the same calls for asyncio.
-docs/client.md explains namespaces, keys, tails and misses.
+Client.map gives blocks in the daemon's
+memory, to be read and attended to in place. docs/client.md explains namespaces, keys, tails and misses.
 """
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 from kvmill import _native
 from kvmill._client import AsyncClient, Client
-from kvmill._errors import (CallCancelledError, Code, DeadlineExceededError, Error, FailedPreconditionError,
-                            InvalidArgumentError, NotFoundError, ResourceExhaustedError, UnavailableError)
-from kvmill._types import (Attention, Block, DType, FetchedBlock, FetchResult, Frame, LayerGroup, LookupResult, Namespace,
-                           NamespaceSpec, Outcome, Paged, Stat, StoredBlock, StoreResult, Tier, TierUsage)
+from kvmill._errors import (AbortedError, CallCancelledError, Code, DataLossError, DeadlineExceededError, Error,
+                            FailedPreconditionError, InvalidArgumentError, NotFoundError, ResourceExhaustedError,
+                            UnavailableError)
+from kvmill._mapped import HeadKind, Mapped, MappedBlock, MappedHead
+from kvmill._types import (Attention, Block, DataPath, DType, EncodeIn, EngineElement, EngineGeometry, EngineLayers,
+                           EnginePlace, EngineRegion, FetchedBlock, FetchResult, Frame, LayerGroup, LookupResult, Namespace,
+                           NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
+                           Tier, TierUsage)
 
 __all__ = [
-    "AsyncClient", "Attention", "Block", "CallCancelledError", "Client", "Code", "DLPack", "DType", "DeadlineExceededError",
-    "Error", "FailedPreconditionError", "FetchResult", "FetchedBlock", "Frame", "InvalidArgumentError", "LayerGroup",
-    "LookupResult", "Namespace", "NamespaceSpec", "NotFoundError", "Outcome", "Paged", "ResourceExhaustedError", "Stat",
-    "StoreResult", "StoredBlock", "Tier", "TierUsage", "UnavailableError", "tail_key"]
+    "AbortedError", "AsyncClient", "Attention", "Block", "CallCancelledError", "Client", "Code", "DLPack", "DType",
+    "DataLossError", "DataPath", "DeadlineExceededError", "EncodeIn", "EngineElement", "EngineGeometry", "EngineLayers",
+    "EnginePlace", "EngineRegion", "Error", "FailedPreconditionError", "FetchResult", "FetchedBlock", "Frame", "HeadKind",
+    "InvalidArgumentError", "LayerGroup", "LookupResult", "Mapped", "MappedBlock", "MappedHead", "Namespace",
+    "NamespaceSpec", "NotFoundError", "Outcome", "Paged", "ResourceExhaustedError", "SessionEvent", "SessionEventKind",
+    "Stat", "StoreResult", "StoredBlock", "Tier", "TierUsage", "UnavailableError", "tail_key"]
 
 __version__ = _native.version()
 
@@ -35,17 +42,23 @@ def tail_key(parent: bytes, token_count: int) -> bytes:
 
 
 class DLPack:
-    """A 16-bit array for DLPack consumers, in place: `torch.from_dlpack(kvmill.DLPack(array, kvmill.DType.BFLOAT16))`.
+    """An array for DLPack consumers, in place: `torch.from_dlpack(kvmill.DLPack(array, kvmill.DType.BFLOAT16))`.
 
-    For bfloat16, whose bits numpy keeps as uint16 and would export as such.
+    For bfloat16, whose bits numpy keeps as uint16 and would export as such; and for the memory of mapped blocks, which is
+    read-only: DLPack cannot say so, numpy therefore refuses, and whoever gets it with `read_only` must not write (it
+    would end the process).
+
+    Args:
+        array: Of 16-bit values; with dtype None of bytes.
     """
 
-    def __init__(self, array: Any, dtype: DType) -> None:
+    def __init__(self, array: Any, dtype: Optional[DType], *, read_only: bool = False) -> None:
         self._array = array
-        self._code = 4 if dtype == DType.BFLOAT16 else 2
+        self._code = 1 if dtype is None else 4 if dtype == DType.BFLOAT16 else 2
+        self._read_only = read_only
 
     def __dlpack__(self, stream: Any = None) -> Any:
-        return _native.to_dlpack(self._array, self._code)
+        return _native.to_dlpack(self._array, self._code, self._read_only)
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         return 1, 0

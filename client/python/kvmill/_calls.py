@@ -3,12 +3,15 @@ them, and differ only in how they wait."""
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any, Callable, Generic, Iterable, Optional, Sequence, Tuple, TypeVar
 
 from kvmill import _native
 from kvmill._errors import Error, error_of
-from kvmill._types import (Block, FetchedBlock, FetchResult, Frame, KV, LookupResult, Namespace, NamespaceSpec, Outcome,
-                           Paged, Stat, StoredBlock, StoreResult, Tier, TierUsage)
+from kvmill._mapped import Mapped, native_of
+from kvmill._types import (Block, EngineGeometry, EnginePlace, FetchedBlock, FetchResult, Frame, KV, LookupResult, Namespace,
+                           NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
+                           Tier, TierUsage)
 
 T = TypeVar("T")
 
@@ -31,13 +34,18 @@ def finish(event: Tuple[int, int, str, int, Any], convert: Callable[[Any], T]) -
     return convert(value)
 
 
-def milliseconds(timeout: Optional[float]) -> int:
+def milliseconds(timeout: Optional[float], what: str = "timeout") -> int:
     """0 stands for the default."""
     if timeout is None:
         return 0
     if not 0 < timeout < 2 ** 40:
-        raise ValueError(f"timeout {timeout}, want more than 0 seconds, or None")
+        raise ValueError(f"{what} {timeout}, want more than 0 seconds, or None")
     return math.ceil(timeout * 1000)
+
+
+def session_event(event: Tuple[int, int, str, int, Any]) -> SessionEvent:
+    what, leases = finish(event, tuple)
+    return SessionEvent(SessionEventKind(what), leases)
 
 
 def _error(code: int, message: str, retry_after_ms: int) -> Optional[Error]:
@@ -118,6 +126,40 @@ def fetch(client: _native.Client, ns: Namespace, keys: Sequence[bytes], out: Seq
 
 def remove(client: _native.Client, ns: Namespace, keys: Sequence[bytes], timeout: Optional[float]) -> Call[int]:
     return Call(lambda queue: client.remove(queue, _of(ns), keys, milliseconds(timeout)), int)
+
+
+def touch(client: _native.Client, ns: Namespace, keys: Sequence[bytes], timeout: Optional[float]) -> Call[int]:
+    return Call(lambda queue: client.touch(queue, _of(ns), keys, milliseconds(timeout)), int)
+
+
+def map_blocks(owner: Any, client: _native.Client, ns: Namespace, keys: Sequence[bytes], lease: float,
+               timeout: Optional[float]) -> Call[Mapped]:
+    # What waits for the result must not keep the client; the result does, since its leases end with it.
+    client_of_result = weakref.ref(owner)
+    return Call(lambda queue: client.map(queue, _of(ns), keys, milliseconds(lease, "lease"), milliseconds(timeout)),
+                lambda native: Mapped(native, ns, client_of_result()))
+
+
+def renew(client: _native.Client, mapped: Mapped, lease: float, timeout: Optional[float]) -> Call[None]:
+    return Call(lambda queue: client.renew(queue, native_of(mapped), milliseconds(lease, "lease"), milliseconds(timeout)),
+                lambda _: None)
+
+
+def _places(places: Sequence[EnginePlace]) -> Any:
+    return [(place.region, place.offset_bytes) for place in places]
+
+
+def register_memory(client: _native.Client, ns: Namespace, geometry: EngineGeometry,
+                    timeout: Optional[float]) -> Call[int]:
+    layers = [(_places(l.keys), _places(l.values), l.page_count, l.page_bytes, l.page_stride_bytes, l.token_stride_bytes,
+               l.head_stride_bytes, l.group, l.layer_begin, int(l.element), l.block_tokens, l.head_dim, l.head_begin,
+               l.head_count, l.page_tokens) for l in geometry.layers]
+    fields = ([(region.base, region.bytes) for region in geometry.regions], layers, geometry.assembling_boot_id)
+    return Call(lambda queue: client.register_memory(queue, _of(ns), fields, milliseconds(timeout)), int)
+
+
+def unregister_memory(client: _native.Client, registration: int, timeout: Optional[float]) -> Call[None]:
+    return Call(lambda queue: client.unregister_memory(queue, registration, milliseconds(timeout)), lambda _: None)
 
 
 def clear(client: _native.Client, ns: Namespace, timeout: Optional[float]) -> Call[int]:

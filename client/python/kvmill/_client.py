@@ -3,15 +3,22 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import collections
 import os
+import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, AsyncIterator, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from kvmill import _calls, _native
 from kvmill._calls import Call
-from kvmill._types import Block, FetchResult, Frame, LookupResult, Namespace, NamespaceSpec, Stat, StoreResult
+from kvmill._errors import Code, FailedPreconditionError
+from kvmill._mapped import Mapped
+from kvmill._types import (Block, DataPath, EncodeIn, EngineGeometry, FetchResult, Frame, LookupResult, Namespace,
+                           NamespaceSpec, SessionEvent, Stat, StoreResult)
 
 T = TypeVar("T")
+
+_SLICE_SECONDS = 0.1  # How often a thread that waits for session events looks whether the client is closed.
 
 _open: "weakref.WeakSet[_Base]" = weakref.WeakSet()
 
@@ -24,8 +31,11 @@ def _close_all() -> None:
 
 
 class _Base:
-    def __init__(self, address: str, timeout: float) -> None:
-        self._native = _native.Client(address, _calls.milliseconds(timeout))
+    def __init__(self, address: str, timeout: float, path: DataPath, plaintext: bool, encode_in: EncodeIn,
+                 encode_threads: int) -> None:
+        self._events = _native.Queue()  # Of the session.
+        self._native = _native.Client(address, _calls.milliseconds(timeout), path, plaintext, encode_in, encode_threads,
+                                      self._events)
         self._address = address
         self._pid = os.getpid()
         _open.add(self)
@@ -35,6 +45,11 @@ class _Base:
         """Boot id (lower-case hex) that the daemon last showed; empty before the first answer. Another one than before
         means that the daemon was restarted."""
         return self._native.boot_id
+
+    @property
+    def ucx_transport(self) -> str:
+        """What UCX negotiated for the connection that is open now, as "tcp/eth0"; empty: there is none."""
+        return self._native.ucx_transport
 
     @property
     def closed(self) -> bool:
@@ -53,13 +68,18 @@ class Client(_Base):
     Args:
         address: "unix:/run/kvmill/kvmill.sock" or "host:port". The connection is made when first needed.
         timeout: Seconds, of calls that say nothing.
+        path: How the bytes of stores and fetches travel.
+        plaintext: UCX without encryption; must be what the daemon was started with.
+        encode_in: Where 16-bit values become tiles.
+        encode_threads: That encode, and that verify what UCX brought. 0: one a core, up to 4.
 
     Memory that is passed in is used in place and must not change until the call returns. After fork() a child makes a
     client of its own; the parent's raises FailedPreconditionError there. Errors are subclasses of Error.
     """
 
-    def __init__(self, address: str, timeout: float = 10.0) -> None:
-        super().__init__(address, timeout)
+    def __init__(self, address: str, timeout: float = 10.0, *, path: DataPath = DataPath.AUTO, plaintext: bool = False,
+                 encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0) -> None:
+        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads)
         self._idle: List[_native.Queue] = []
         self._abandoned: List[_native.Queue] = []  # Of calls that a signal interrupted, and that may still run.
 
@@ -138,6 +158,47 @@ class Client(_Base):
         """Returns the number of (block, layer group)s that were there."""
         return self._run(_calls.remove(self._native, ns, keys, timeout))
 
+    def touch(self, ns: Namespace, keys: Sequence[bytes], *, timeout: Optional[float] = None) -> int:
+        """Tells eviction that the blocks were used; returns how many (block, layer group)s of them are in memory."""
+        return self._run(_calls.touch(self._native, ns, keys, timeout))
+
+    def map(self, ns: Namespace, keys: Sequence[bytes], *, lease: float = 10.0, timeout: Optional[float] = None) -> Mapped:
+        """Leases on blocks, and their pages as memory of this process; only on the daemon's socket. Blocks that are only on
+        disk are loaded first; each has an error of its own.
+
+        Args:
+            lease: Seconds from now. The daemon has a limit (60).
+        """
+        return self._run(_calls.map_blocks(self, self._native, ns, keys, lease, timeout))
+
+    def renew(self, mapped: Mapped, lease: float = 10.0, *, timeout: Optional[float] = None) -> None:
+        """Makes the leases of blocks that this client mapped last `lease` seconds from now. AbortedError when one had ended
+        before."""
+        return self._run(_calls.renew(self._native, mapped, lease, timeout))
+
+    def register_memory(self, ns: Namespace, geometry: EngineGeometry, *, timeout: Optional[float] = None) -> int:
+        """Describes the engine's memory to the daemon, until the session ends. Returns a number to unregister it by. Errors
+        name the field that makes no sense or does not fit the namespace."""
+        return self._run(_calls.register_memory(self._native, ns, geometry, timeout))
+
+    def unregister_memory(self, registration: int, *, timeout: Optional[float] = None) -> None:
+        """NotFoundError when the session has no such registration."""
+        return self._run(_calls.unregister_memory(self._native, registration, timeout))
+
+    def session_event(self, *, timeout: Optional[float] = None) -> Optional[SessionEvent]:
+        """Waits for what the daemon says without being asked; None when nothing came within `timeout` seconds (None: for
+        ever). FailedPreconditionError once the client is closed."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, end - time.monotonic())
+            event = self._events.take(max(int(left * 1000), 0))
+            if event is not None:
+                return _calls.session_event(event)
+            if self.closed:
+                raise FailedPreconditionError(Code.FAILED_PRECONDITION, "the client is closed")
+            if end is not None and time.monotonic() >= end:
+                return None
+
     def clear(self, ns: Namespace, *, timeout: Optional[float] = None) -> int:
         """Removes everything in the namespace; returns the number of (block, layer group)s."""
         return self._run(_calls.clear(self._native, ns, timeout))
@@ -162,20 +223,34 @@ class AsyncClient(_Base):
             results = await asyncio.gather(*(client.fetch(ns, [key], out) for key, out in wanted))
     """
 
-    def __init__(self, address: str, timeout: float = 10.0) -> None:
-        super().__init__(address, timeout)
+    def __init__(self, address: str, timeout: float = 10.0, *, path: DataPath = DataPath.AUTO, plaintext: bool = False,
+                 encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0) -> None:
+        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads)
         self._queue = _native.Queue()
+        self._told: Deque[SessionEvent] = collections.deque()
+        self._telling = asyncio.Event()  # Made again for each loop.
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         # Nothing in here keeps the native client, which ends the calls when it is dropped.
         self._waiting: Dict[int, Tuple[asyncio.Future, Callable[[Any], Any]]] = {}
 
-    async def _run(self, call: Call[T]) -> T:
+    def _enter_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
-        if self._loop is not loop and self._pid == os.getpid():
+        if self._loop is not loop and self._pid == os.getpid() and not self.closed:
             if self._waiting and self._loop is not None and not self._loop.is_closed():
                 raise RuntimeError("the client has calls in flight in another event loop")
             loop.add_reader(self._queue.fd, self._on_events)
+            loop.add_reader(self._events.fd, self._on_told)
+            self._telling = asyncio.Event()
             self._loop = loop
+        return loop
+
+    def _on_told(self) -> None:
+        while (event := self._events.take(0)) is not None:
+            self._told.append(_calls.session_event(event))
+        self._telling.set()
+
+    async def _run(self, call: Call[T]) -> T:
+        loop = self._enter_loop()
         tag = call.start(self._queue)
         # Its event is taken by this loop only: not before the next await.
         future: asyncio.Future = loop.create_future()
@@ -198,8 +273,10 @@ class AsyncClient(_Base):
         await loop.run_in_executor(None, self._native.close)
         if self._pid == os.getpid():
             self._on_events()
+            self._on_told()  # And who waits for an event learns that none will come.
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._queue.fd)
+            self._loop.remove_reader(self._events.fd)
         self._loop = None
         _open.discard(self)
 
@@ -248,6 +325,52 @@ class AsyncClient(_Base):
     async def remove(self, ns: Namespace, keys: Sequence[bytes], *, timeout: Optional[float] = None) -> int:
         """As Client.remove."""
         return await self._run(_calls.remove(self._native, ns, keys, timeout))
+
+    async def touch(self, ns: Namespace, keys: Sequence[bytes], *, timeout: Optional[float] = None) -> int:
+        """As Client.touch."""
+        return await self._run(_calls.touch(self._native, ns, keys, timeout))
+
+    async def map(self, ns: Namespace, keys: Sequence[bytes], *, lease: float = 10.0,
+                  timeout: Optional[float] = None) -> Mapped:
+        """As Client.map: `with await client.map(ns, keys) as mapped: ...`"""
+        return await self._run(_calls.map_blocks(self, self._native, ns, keys, lease, timeout))
+
+    async def renew(self, mapped: Mapped, lease: float = 10.0, *, timeout: Optional[float] = None) -> None:
+        """As Client.renew."""
+        return await self._run(_calls.renew(self._native, mapped, lease, timeout))
+
+    async def register_memory(self, ns: Namespace, geometry: EngineGeometry, *, timeout: Optional[float] = None) -> int:
+        """As Client.register_memory."""
+        return await self._run(_calls.register_memory(self._native, ns, geometry, timeout))
+
+    async def unregister_memory(self, registration: int, *, timeout: Optional[float] = None) -> None:
+        """As Client.unregister_memory."""
+        return await self._run(_calls.unregister_memory(self._native, registration, timeout))
+
+    async def session_event(self, *, timeout: Optional[float] = None) -> Optional[SessionEvent]:
+        """As Client.session_event."""
+        self._enter_loop()
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._told:
+            if self.closed:
+                raise FailedPreconditionError(Code.FAILED_PRECONDITION, "the client is closed")
+            self._telling.clear()
+            try:
+                await asyncio.wait_for(self._telling.wait(), None if end is None else end - time.monotonic())
+            except asyncio.TimeoutError:
+                if not self._told:
+                    return None
+        return self._told.popleft()
+
+    async def session_events(self) -> AsyncIterator[SessionEvent]:
+        """All of them, until the client is closed: `async for event in client.session_events(): ...`"""
+        while not self.closed:
+            try:
+                event = await self.session_event()
+            except FailedPreconditionError:
+                return
+            if event is not None:
+                yield event
 
     async def clear(self, ns: Namespace, *, timeout: Optional[float] = None) -> int:
         """As Client.clear."""

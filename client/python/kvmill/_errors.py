@@ -74,6 +74,14 @@ class CallCancelledError(Error):
     """The client was closed while the call ran."""
 
 
+class AbortedError(Error):
+    """What was read in place may have been another block's: a lease is over, or the session ended."""
+
+
+class DataLossError(Error):
+    """Bytes are not what they should be."""
+
+
 _CLASSES: Dict[int, Type[Error]] = {
     Code.INVALID_ARGUMENT: InvalidArgumentError,
     Code.OUT_OF_RANGE: InvalidArgumentError,
@@ -83,6 +91,8 @@ _CLASSES: Dict[int, Type[Error]] = {
     Code.UNAVAILABLE: UnavailableError,
     Code.DEADLINE_EXCEEDED: DeadlineExceededError,
     Code.CANCELLED: CallCancelledError,
+    Code.ABORTED: AbortedError,
+    Code.DATA_LOSS: DataLossError,
 }
 
 

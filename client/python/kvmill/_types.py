@@ -39,6 +39,45 @@ class Tier(enum.IntEnum):
     PEER = 3
 
 
+class DataPath(enum.IntEnum):
+    """How the bytes of stores and fetches travel.
+
+    AUTO: over UCX to a daemon that is not local and offers it, else with the gRPC messages. UCX: so, or the calls fail.
+    """
+
+    AUTO = 0
+    INLINE = 1
+    UCX = 2
+
+
+class EncodeIn(enum.IntEnum):
+    """Where 16-bit values become tiles. AUTO: here for a daemon that is not local, so that only tiles travel."""
+
+    AUTO = 0
+    CLIENT = 1
+    DAEMON = 2
+
+
+class SessionEventKind(enum.IntEnum):
+    """What the daemon says without being asked.
+
+    DRAINING: it takes no more stores and will end. LEASES_EXPIRED: before they were given back or renewed. ENDED: nothing
+    of the session is held any more, map and register again.
+    """
+
+    DRAINING = 0
+    LEASES_EXPIRED = 1
+    ENDED = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionEvent:
+    """`leases`: how many expired."""
+
+    kind: SessionEventKind
+    leases: int
+
+
 class Outcome(enum.IntEnum):
     """What storing a block came to.
 
@@ -183,6 +222,69 @@ class Block:
     parent: bytes = b""
     token_count: Optional[int] = None
     block_index: int = 0
+
+
+class EngineElement(enum.IntEnum):
+    """What an engine's pages hold. RECORDS: records of the namespace's tile format, one a head."""
+
+    FLOAT16 = 0
+    BFLOAT16 = 1
+    RECORDS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineRegion:
+    """Consecutive bytes; `base` is an address in this process."""
+
+    base: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EnginePlace:
+    """Where page 0 of a layer's K (or V, or records) lies; `region` counts in EngineGeometry.regions."""
+
+    region: int
+    offset_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineLayers:
+    """The layers of one layer group that this rank holds; client/kvmill_engine.h has the formula.
+
+    Attributes:
+        keys: One for each layer, from layer_begin of the group on; for records these too.
+        values: As many; none for records.
+        page_bytes: With contents, padding inside included.
+        page_stride_bytes: From one page to the next, padding behind included.
+        head_begin, head_count: Of the model's heads: a tensor-parallel rank's range.
+    """
+
+    keys: Sequence[EnginePlace]
+    values: Sequence[EnginePlace]
+    page_count: int
+    page_bytes: int
+    page_stride_bytes: int
+    token_stride_bytes: int
+    head_stride_bytes: int
+    block_tokens: int
+    page_tokens: int
+    head_dim: int
+    head_count: int
+    head_begin: int = 0
+    group: int = 0
+    layer_begin: int = 0
+    element: EngineElement = EngineElement.FLOAT16
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineGeometry:
+    """An engine's own KV memory. `assembling_boot_id`: of the daemon that assembles the blocks of all ranks; empty: the
+    one that is asked."""
+
+    regions: Sequence[EngineRegion]
+    layers: Sequence[EngineLayers]
+    assembling_boot_id: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,423 @@
+// Clients: each call starts one operation of the C ABI.
+#include <utility>
+
+#include "client/kvmill_engine.h"
+#include "client/kvmill_map.h"
+#include "client/python/mapped.h"
+#include "client/python/native.h"
+
+namespace kvmill::python {
+namespace {
+
+std::uint32_t HeadsOf(const Namespace& ns, std::size_t layer, std::uint32_t head_count) {
+  return head_count == 0 ? ns.group_of(layer).kv_heads : head_count;
+}
+
+// C strings end at a zero character: two names must not become one.
+void CheckName(const std::string& name) {
+  if (name.find('\0') != std::string::npos) Invalid("a name with a zero character");
+}
+
+// (regions, layers, assembling_boot_id) as the C ABI's structs.
+class Geometry {
+ public:
+  explicit Geometry(const py::tuple& from)
+      : boot_id_(from[2].cast<std::string>()), geometry_(Init<kvmill_engine_geometry>()) {
+    if (boot_id_.find('\0') != std::string::npos) Invalid("a boot id with a zero character");
+    for (const py::handle item : py::cast<py::sequence>(from[0])) {
+      const auto region = py::cast<py::tuple>(item);
+      regions_.push_back(
+          {ToInt<std::uint64_t>(region[0], "base"), ToInt<std::uint64_t>(region[1], "bytes")});
+    }
+    const auto all = py::cast<py::sequence>(from[1]);
+    places_.reserve(2 * all.size());
+    for (const py::handle item : all) AddLayers(py::cast<py::tuple>(item));
+    geometry_.regions = regions_.data();
+    geometry_.region_count = regions_.size();
+    geometry_.layers = layers_.data();
+    geometry_.layers_count = layers_.size();
+    geometry_.assembling_boot_id = boot_id_.c_str();
+  }
+  Geometry(const Geometry&) = delete;
+  Geometry& operator=(const Geometry&) = delete;
+  const kvmill_engine_geometry& get() const { return geometry_; }
+
+ private:
+  const kvmill_engine_place* AddPlaces(const py::sequence& from) {
+    std::vector<kvmill_engine_place>& places = places_.emplace_back();
+    for (const py::handle item : from) {
+      const auto place = py::cast<py::tuple>(item);
+      places.push_back({ToInt<std::uint64_t>(place[1], "offset_bytes"),
+                        ToInt<std::uint32_t>(place[0], "region"), 0});
+    }
+    return places.data();
+  }
+
+  void AddLayers(const py::tuple& from) {
+    auto to = Init<kvmill_engine_layers>();
+    const auto keys = py::cast<py::sequence>(from[0]);
+    const auto values = py::cast<py::sequence>(from[1]);
+    if (values.size() != 0 && values.size() != keys.size()) {
+      Invalid(std::to_string(values.size()) + " values, want none or one for each of " +
+              std::to_string(keys.size()) + " keys");
+    }
+    to.layer_count = keys.size();
+    to.keys = AddPlaces(keys);
+    to.values = values.size() == 0 ? nullptr : AddPlaces(values);
+    to.page_count = ToInt<std::uint64_t>(from[2], "page_count");
+    to.page_bytes = ToInt<std::uint64_t>(from[3], "page_bytes");
+    to.page_stride_bytes = ToInt<std::uint64_t>(from[4], "page_stride_bytes");
+    to.token_stride_bytes = ToInt<std::uint64_t>(from[5], "token_stride_bytes");
+    to.head_stride_bytes = ToInt<std::uint64_t>(from[6], "head_stride_bytes");
+    to.group = ToInt<std::uint32_t>(from[7], "group");
+    to.layer_begin = ToInt<std::uint32_t>(from[8], "layer_begin");
+    to.element = ToInt<std::uint32_t>(from[9], "element");
+    to.block_tokens = ToInt<std::uint32_t>(from[10], "block_tokens");
+    to.head_dim = ToInt<std::uint32_t>(from[11], "head_dim");
+    to.head_begin = ToInt<std::uint32_t>(from[12], "head_begin");
+    to.head_count = ToInt<std::uint32_t>(from[13], "head_count");
+    to.page_tokens = ToInt<std::uint32_t>(from[14], "page_tokens");
+    layers_.push_back(to);
+  }
+
+  std::string boot_id_;
+  std::vector<kvmill_engine_region> regions_;
+  std::vector<std::vector<kvmill_engine_place>> places_;
+  std::vector<kvmill_engine_layers> layers_;
+  kvmill_engine_geometry geometry_;
+};
+
+class Client {
+ public:
+  // What the session has to say comes out of `session`, with tag 0.
+  Client(const std::string& address, std::uint64_t timeout_ms, const py::object& path,
+         bool plaintext, const py::object& encode_in, const py::object& encode_threads,
+         const Queue& session) {
+    if (address.find('\0') != std::string::npos) Invalid("an address with a zero character");
+    auto options = Init<kvmill_client_options>();
+    options.address = address.c_str();
+    options.timeout_ms = timeout_ms;
+    options.path = ToInt<std::uint32_t>(path, "path");
+    options.data_plane_plaintext = plaintext ? 1 : 0;
+    options.encode_in = ToInt<std::uint32_t>(encode_in, "encode_in");
+    options.encode_threads = ToInt<std::uint32_t>(encode_threads, "encode_threads");
+    options.session_queue = session.get();
+    Need(kvmill_client_create(&options, &client_));
+  }
+  ~Client() { Close(); }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // Everything that runs has ended, and its events are in their queues, when this returns. The
+  // handle is taken under the GIL: no other thread starts anything on it afterwards.
+  void Close() {
+    kvmill_client* const client = std::exchange(client_, nullptr);
+    if (client == nullptr) return;
+    const py::gil_scoped_release release;
+    static_cast<void>(kvmill_client_destroy(client));
+  }
+  bool closed() const { return client_ == nullptr; }
+
+  std::string boot_id() const {
+    char text[65];
+    Need(kvmill_client_boot_id(get(), text, sizeof(text)));
+    return text;
+  }
+
+  std::string ucx_transport() const {
+    char text[257];
+    Need(kvmill_client_ucx_transport(get(), text, sizeof(text)));
+    return text;
+  }
+
+  std::uint64_t OpenNamespace(Queue& queue, const std::string& name, const py::tuple& spec,
+                              std::uint64_t timeout_ms) {
+    std::vector<kvmill_layer_group> groups;
+    std::vector<std::vector<std::uint16_t>> layers;
+    for (const py::handle item : py::cast<py::sequence>(spec[0])) {
+      const auto from = py::cast<py::tuple>(item);
+      auto group = Init<kvmill_layer_group>();
+      std::vector<std::uint16_t>& numbers = layers.emplace_back();
+      for (const py::handle layer : py::cast<py::sequence>(from[0])) {
+        numbers.push_back(ToInt<std::uint16_t>(layer, "layer"));
+      }
+      group.layers = numbers.data();  // Of a vector that moves, not its elements.
+      group.layer_count = numbers.size();
+      group.kv_heads = ToInt<std::uint32_t>(from[1], "kv_heads");
+      group.head_dim = ToInt<std::uint32_t>(from[2], "head_dim");
+      group.attention = ToInt<std::uint32_t>(from[3], "attention");
+      group.window_tokens = ToInt<std::uint32_t>(from[4], "window_tokens");
+      groups.push_back(group);
+    }
+    std::vector<std::string> texts;
+    for (std::size_t i = 1; i <= 5; ++i) {
+      texts.push_back(spec[i].cast<std::string>());
+      if (texts.back().find('\0') != std::string::npos) Invalid("a text with a zero character");
+    }
+    CheckName(name);
+    auto to = Init<kvmill_namespace_spec>();
+    to.groups = groups.data();
+    to.group_count = groups.size();
+    to.model = texts[0].c_str();
+    to.revision = texts[1].c_str();
+    to.adapter_digest = texts[2].c_str();
+    to.salt = texts[3].c_str();
+    to.hash_scheme = texts[4].c_str();
+    to.source_dtype = ToInt<std::uint32_t>(spec[6], "source_dtype");
+    to.block_tokens = ToInt<std::uint32_t>(spec[7], "block_tokens");
+    to.key_bits = ToInt<std::uint32_t>(spec[8], "key_bits");
+    to.value_bits = ToInt<std::uint32_t>(spec[9], "value_bits");
+    to.frame = ToInt<std::uint32_t>(spec[10], "frame");
+    to.sink_blocks = ToInt<std::uint32_t>(spec[11], "sink_blocks");
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_open_namespace(get(), name.c_str(), &to, call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t FindNamespace(Queue& queue, const std::string& name, std::uint64_t timeout_ms) {
+    CheckName(name);
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_find_namespace(get(), name.c_str(), call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t Lookup(Queue& queue, const Namespace& ns, const py::sequence& keys, bool find_tail,
+                       std::uint64_t timeout_ms) {
+    const std::vector<kvmill_key> views = ToKeys(keys);
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_lookup(get(), ns.get(), views.data(), views.size(), find_tail, call,
+                           queue.get(), tag);
+    });
+  }
+
+  // `blocks`: (key, parent, token_count, block_index, layers) each; a layer is (k, v), or records.
+  std::uint64_t Store(Queue& queue, const Namespace& ns, const py::sequence& blocks,
+                      bool wait_durable, const py::object& first_head, const py::object& heads_held,
+                      std::uint64_t timeout_ms) {
+    auto pending = std::make_unique<Pending>();
+    const auto head_begin = ToInt<std::uint32_t>(first_head, "head_begin");
+    const auto head_count = ToInt<std::uint32_t>(heads_held, "head_count");
+    std::vector<kvmill_store_block> to;
+    std::vector<std::vector<kvmill_store_layer>> layers;
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      const auto from = py::cast<py::tuple>(blocks[b]);
+      auto block = Init<kvmill_store_block>();
+      const std::vector<kvmill_key> keys = ToKeys(py::make_tuple(from[0], from[1]));
+      block.key = keys[0];
+      block.parent = keys[1];
+      block.token_count = ToInt<std::uint32_t>(from[2], "token_count");
+      block.block_index = ToInt<std::uint32_t>(from[3], "block_index");
+      const auto items = py::cast<py::sequence>(from[4]);
+      if (items.size() != ns.layer_count()) {
+        Invalid("block " + std::to_string(b) + ": " + std::to_string(items.size()) +
+                " layers, the namespace has " + std::to_string(ns.layer_count()));
+      }
+      std::vector<kvmill_store_layer>& some = layers.emplace_back();
+      for (std::size_t l = 0; l < items.size(); ++l) {
+        const py::object item = items[l];
+        auto layer = Init<kvmill_store_layer>();
+        if (py::isinstance<py::tuple>(item)) {
+          const auto kv = py::reinterpret_borrow<py::tuple>(item);
+          if (kv.size() != 2) throw py::type_error(At({b, l, "K and V"}, "want (k, v)"));
+          const std::uint32_t heads = HeadsOf(ns, l, head_count);
+          layer.k = ToView<kvmill_kv>(kv[0], ns, l, heads, block.token_count, false, {b, l, "k"},
+                                      pending.get());
+          layer.v = ToView<kvmill_kv>(kv[1], ns, l, heads, block.token_count, false, {b, l, "v"},
+                                      pending.get());
+        } else {
+          const Py_buffer& records = ToBytes(item, false, {b, l, "records"}, &pending->pins);
+          layer.records = records.buf;
+          layer.records_bytes = static_cast<std::size_t>(records.len);
+        }
+        some.push_back(layer);
+      }
+      block.layers = some.data();
+      block.layer_count = some.size();
+      to.push_back(block);
+    }
+    auto options = Init<kvmill_store_options>();
+    options.wait_durable = wait_durable ? 1 : 0;
+    options.head_begin = head_begin;
+    options.head_count = head_count;
+    return Start(
+        timeout_ms,
+        [&](const kvmill_call_options* call, std::uint64_t tag) {
+          return kvmill_store(get(), ns.get(), to.data(), to.size(), &options, call, queue.get(),
+                              tag);
+        },
+        std::move(pending));
+  }
+
+  // `outputs`: per key, per layer (k, v), or with records and pages a writable buffer.
+  std::uint64_t Fetch(Queue& queue, const Namespace& ns, const py::sequence& keys,
+                      const py::sequence& outputs, std::uint32_t form, const py::object& frame,
+                      const py::object& first_head, const py::object& heads_held,
+                      std::uint64_t timeout_ms) {
+    auto pending = std::make_unique<Pending>();
+    const auto head_begin = ToInt<std::uint32_t>(first_head, "head_begin");
+    const auto head_count = ToInt<std::uint32_t>(heads_held, "head_count");
+    const std::vector<kvmill_key> views = ToKeys(keys);
+    if (outputs.size() != keys.size()) {
+      Invalid("memory for " + std::to_string(outputs.size()) + " blocks, want " +
+              std::to_string(keys.size()));
+    }
+    std::vector<kvmill_fetch_output> to;
+    for (std::size_t b = 0; b < outputs.size(); ++b) {
+      const auto items = py::cast<py::sequence>(outputs[b]);
+      if (items.size() != ns.layer_count()) {
+        Invalid("block " + std::to_string(b) + ": " + std::to_string(items.size()) +
+                " layers, the namespace has " + std::to_string(ns.layer_count()));
+      }
+      for (std::size_t l = 0; l < items.size(); ++l) {
+        const py::object item = items[l];
+        auto output = Init<kvmill_fetch_output>();
+        if (form == KVMILL_FORM_VALUES16) {
+          if (!py::isinstance<py::tuple>(item) || py::len(item) != 2) {
+            throw py::type_error(At({b, l, "K and V"}, "want (k, v)"));
+          }
+          const auto kv = py::reinterpret_borrow<py::tuple>(item);
+          const std::uint32_t heads = HeadsOf(ns, l, head_count);
+          output.k =
+              ToView<kvmill_mutable_kv>(kv[0], ns, l, heads, 1, true, {b, l, "k"}, pending.get());
+          output.v =
+              ToView<kvmill_mutable_kv>(kv[1], ns, l, heads, 1, true, {b, l, "v"}, pending.get());
+        } else {
+          const Py_buffer& bytes = ToBytes(item, true, {b, l, "memory"}, &pending->pins);
+          output.data = bytes.buf;
+          output.data_bytes = static_cast<std::size_t>(bytes.len);
+        }
+        to.push_back(output);
+      }
+    }
+    auto options = Init<kvmill_fetch_options>();
+    options.form = form;
+    options.frame = ToInt<std::uint32_t>(frame, "frame");
+    options.head_begin = head_begin;
+    options.head_count = head_count;
+    return Start(
+        timeout_ms,
+        [&](const kvmill_call_options* call, std::uint64_t tag) {
+          return kvmill_fetch(get(), ns.get(), views.data(), views.size(), to.data(), to.size(),
+                              &options, call, queue.get(), tag);
+        },
+        std::move(pending));
+  }
+
+  std::uint64_t Remove(Queue& queue, const Namespace& ns, const py::sequence& keys,
+                       std::uint64_t timeout_ms) {
+    const std::vector<kvmill_key> views = ToKeys(keys);
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_remove(get(), ns.get(), views.data(), views.size(), call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t Touch(Queue& queue, const Namespace& ns, const py::sequence& keys,
+                      std::uint64_t timeout_ms) {
+    const std::vector<kvmill_key> views = ToKeys(keys);
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_touch(get(), ns.get(), views.data(), views.size(), call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t Map(Queue& queue, const Namespace& ns, const py::sequence& keys,
+                    std::uint64_t lease_ms, std::uint64_t timeout_ms) {
+    const std::vector<kvmill_key> views = ToKeys(keys);
+    auto options = Init<kvmill_map_options>();
+    options.lease_ms = lease_ms;
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_map(get(), ns.get(), views.data(), views.size(), &options, call, queue.get(),
+                        tag);
+    });
+  }
+
+  std::uint64_t Renew(Queue& queue, const Mapped& mapped, std::uint64_t lease_ms,
+                      std::uint64_t timeout_ms) {
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_renew(get(), mapped.get(), lease_ms, call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t RegisterMemory(Queue& queue, const Namespace& ns, const py::tuple& geometry,
+                               std::uint64_t timeout_ms) {
+    const Geometry to(geometry);
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_register_memory(get(), ns.get(), &to.get(), call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t UnregisterMemory(Queue& queue, const py::object& registration,
+                                 std::uint64_t timeout_ms) {
+    const auto number = ToInt<std::uint64_t>(registration, "registration");
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_unregister_memory(get(), number, call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t Clear(Queue& queue, const Namespace& ns, std::uint64_t timeout_ms) {
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_clear(get(), ns.get(), call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t Flush(Queue& queue, std::uint64_t timeout_ms) {
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_flush(get(), call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t Stat(Queue& queue, std::uint64_t timeout_ms) {
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_stat(get(), call, queue.get(), tag);
+    });
+  }
+
+ private:
+  kvmill_client* get() const {
+    if (client_ == nullptr) {
+      throw Failure{KVMILL_FAILED_PRECONDITION, "the client is closed"};
+    }
+    return client_;
+  }
+
+  // Keeps the GIL: starting does not wait for anybody.
+  template <typename StartFn>
+  std::uint64_t Start(std::uint64_t timeout_ms, StartFn start,
+                      std::unique_ptr<Pending> pending = std::make_unique<Pending>()) {
+    auto call = Init<kvmill_call_options>();
+    call.timeout_ms = timeout_ms;
+    const auto tag = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(pending.get()));
+    Need(start(&call, tag));
+    static_cast<void>(pending.release());  // Whoever takes the event has it now.
+    return tag;
+  }
+
+  kvmill_client* client_ = nullptr;
+};
+
+}  // namespace
+
+void AddClient(py::module_& m) {
+  py::class_<Client>(m, "Client")
+      .def(py::init<const std::string&, std::uint64_t, const py::object&, bool, const py::object&,
+                    const py::object&, const Queue&>())
+      .def("close", &Client::Close)
+      .def_property_readonly("closed", &Client::closed)
+      .def_property_readonly("boot_id", &Client::boot_id)
+      .def_property_readonly("ucx_transport", &Client::ucx_transport)
+      .def("open_namespace", &Client::OpenNamespace)
+      .def("find_namespace", &Client::FindNamespace)
+      .def("lookup", &Client::Lookup)
+      .def("store", &Client::Store)
+      .def("fetch", &Client::Fetch)
+      .def("remove", &Client::Remove)
+      .def("touch", &Client::Touch)
+      .def("map", &Client::Map)
+      .def("renew", &Client::Renew)
+      .def("register_memory", &Client::RegisterMemory)
+      .def("unregister_memory", &Client::UnregisterMemory)
+      .def("clear", &Client::Clear)
+      .def("flush", &Client::Flush)
+      .def("stat", &Client::Stat);
+}
+
+}  // namespace kvmill::python
