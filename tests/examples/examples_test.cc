@@ -63,20 +63,37 @@ TEST_P(StoreAndFetchTest, WithoutADaemonTheReasonIsSaid) {
   EXPECT_THAT(ended.output, HasSubstr("UNAVAILABLE"));
 }
 
-TEST(MapAndAttendTest, AttendsInPlaceToWhatTheOtherExampleStored) {
+struct Attending {
+  const char* name;
+  const char* stored_by;
+  const char* said;
+};
+
+class MapAndAttendTest : public ::testing::TestWithParam<Attending> {};
+
+TEST_P(MapAndAttendTest, AttendsInPlaceToWhatTheOtherExampleStored) {
   const TemporaryDirectory directory;
   const std::string socket = directory / "run/kvmill.sock";
   DaemonProcess daemon(DaemonBinary(), {"--socket", socket, "--host-bytes", "256MiB"});
   ASSERT_FALSE(daemon.WaitReady().is_null()) << daemon.standard_error();
-  EXPECT_EQ(RunExample("map_and_attend", "unix:" + socket).code, 1) << "an unknown namespace";
-  ASSERT_EQ(RunExample("store_and_fetch", "unix:" + socket).code, 0);
-  const Ended ended = RunExample("map_and_attend", "unix:" + socket);
+  EXPECT_EQ(RunExample(GetParam().name, "unix:" + socket).code, 1) << "an unknown namespace";
+  ASSERT_EQ(RunExample(GetParam().stored_by, "unix:" + socket).code, 0);
+  const Ended ended = RunExample(GetParam().name, "unix:" + socket);
   EXPECT_EQ(ended.code, 0) << ended.output;
   std::smatch match;
-  const std::regex said(R"(attended to 128 tokens in place; the output has norm (\d+\.\d\d)\n)");
-  ASSERT_TRUE(std::regex_match(ended.output, match, said)) << ended.output;
+  ASSERT_TRUE(std::regex_match(ended.output, match, std::regex(GetParam().said))) << ended.output;
   EXPECT_GT(std::stod(match[1]), 0.01);
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Programs, MapAndAttendTest,
+    ::testing::Values(
+        Attending{"map_and_attend", "store_and_fetch",
+                  R"(attended to 128 tokens in place; the output has norm (\d+\.\d\d)\n)"},
+        Attending{
+            "map_and_attend_c", "store_and_fetch_c",
+            R"(attended to 128 tokens in 8 tiles in place; the output has norm (\d+\.\d\d)\n)"}),
+    [](const auto& test) { return std::string(test.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(Programs, StoreAndFetchTest,
                          ::testing::Values("store_and_fetch", "store_and_fetch_c"),

@@ -3,9 +3,10 @@
 
 A process on host A stores real K and V in A's daemon, a process on host B takes it from there, byte by byte, and puts it
 into B's daemon; both over UCX, once over IPv4 and once over IPv6, encrypted and not. Then a process on each host maps the
-blocks of the daemon beside it and attends to them in place. Needs root and `ip netns`; exit code 77 without.
+blocks of the daemon beside it and attends to them in place. The Python example (tests/examples/exchange.py) does the same
+with a process of its own on each host. Needs root and `ip netns`; exit code 77 without.
 
-two_hosts_test.py BIN_DIR PROBE_DIR SOURCE_DIR
+two_hosts_test.py BIN_DIR PROBE_DIR SOURCE_DIR [--python]
 """
 import filecmp
 import glob
@@ -106,6 +107,16 @@ def relay(kvmill, probe_dir, a, b, kv, folder, flags):
         attend(probe_dir, b)
 
 
+def exchange(example, a, b, kv, flags):
+    """The Python example, each of its processes on the host that it is meant for."""
+    plain = ["plaintext"] if "--data-plane-plaintext" in flags else []
+    at_a, at_b = a.ready["listen"], b.ready["listen"]
+    for host, said, command in ((a, "stored 14 blocks", ["store", at_a, kv]), (b, "moved 14 blocks", ["relay", at_a, at_b]),
+                                (a, "attended to 1792 tokens", ["attend", f"unix:{a.socket}", at_b])):
+        output = host.run(sys.executable, example, *command, *plain)
+        assert output.startswith(said), output
+
+
 def attend(probe_dir, host):
     """Without a copy: through the daemon's local door."""
     said = host.run(os.path.join(probe_dir, "attend_probe"), f"unix:{host.socket}", "relay", "s")
@@ -121,7 +132,7 @@ def same(left, right):
 
 
 def main():
-    bin_dir, probe_dir, source_dir = sys.argv[1:]
+    bin_dir, probe_dir, source_dir, *python = sys.argv[1:]
     if os.getuid() != 0 or shutil.which("ip") is None:
         print("skipped: two network namespaces need root and the program ip (package iproute2)")
         return SKIPPED
@@ -149,6 +160,8 @@ def main():
                 host.start(kvmilld, address, *flags)
             begin = time.monotonic()
             relay(kvmill, probe_dir, *hosts, prefix, folder, flags)
+            if python:
+                exchange(os.path.join(source_dir, "tests", "examples", "exchange.py"), *hosts, prefix, flags)
             print(f"{addresses[0]} {' '.join(flags)}: byte by byte the same, {time.monotonic() - begin:.2f} s")
             for host in hosts:
                 host.stop()
