@@ -358,6 +358,32 @@ class AttendTest(MapCase):
                 np.testing.assert_allclose(merged, mapped.attend(layer, query)[0], atol=1e-3)
             self.assertEqual(mapped.attend(0, query[:0])[0].shape, (0, 2 * HEADS, HEAD_DIM))
 
+    def test_a_tail_is_seen_behind_the_blocks(self):
+        ns = self.fill()
+        self.put(ns, b"", gaussian(9, tokens=20), parent=KEYS[-1], token_count=20, block_index=3)
+        keys = [*KEYS, kvmill.tail_key(KEYS[-1], 20)]
+        out = ns.empty(4)
+        self.assertTrue(all(block.hit for block in self.client.fetch(ns, keys, out).blocks))
+        query = np.random.default_rng(5).standard_normal((3, 2 * HEADS, HEAD_DIM)).astype(np.float32)
+        with self.client.map(ns, keys) as mapped:
+            self.assertEqual(mapped.blocks[3].token_count, 20)
+            tail = mapped.heads(3, 1)
+            self.assertEqual([(head.kind, head.tokens, head.k.shape) for head in tail],
+                             [(kvmill.HeadKind.RAW, 20, (20, HEAD_DIM))] * HEADS)
+            np.testing.assert_array_equal(tail[1].v, out[3][1][1][:20, 1])
+            whole = [np.concatenate([block[1][half] for block in out])[:3 * TOKENS + 20] for half in range(2)]
+            self.assert_close(mapped.attend(1, query), self.attention(whole, query))
+            self.assert_close(mapped.attend(1, query, query_offset=-2), self.attention(whole, query, -2))
+            self.assert_close(mapped.attend(1, query, window_tokens=15), self.attention(whole, query, window=15))
+            self.assert_close(mapped.attend(1, query, window_tokens=50), self.attention(whole, query, window=50))
+            self.assert_close(mapped.attend(1, query, first_block=3),
+                              self.attention([half[3 * TOKENS:] for half in whole], query))
+            self.assert_close(mapped.attend(1, query, head_begin=1, head_count=1),
+                              self.attention([half[:, 1:] for half in whole], query))
+        with self.client.map(ns, [keys[3], keys[0]]) as mapped:
+            with self.assertRaisesRegex(ValueError, "block 0 is a tail of 20 tokens: only the last block may be one"):
+                mapped.attend(1, query)
+
     def test_wrong_queries_are_refused(self):
         ns = self.fill()
         good = np.zeros((HEADS, HEAD_DIM), np.float32)
