@@ -155,6 +155,12 @@ TEST_F(Mapping, IndicesAndSizesThatAreWrongAreNamed) {
   EXPECT_EQ(Finish(kvmill_map(client_, ns_, &key, 1, &options, nullptr, queue_, 1)).event.code,
             KVMILL_INVALID_ARGUMENT)
       << "the daemon's limit";
+  options = Init<kvmill_map_options>();
+  options.struct_bytes = 4;
+  EXPECT_EQ(kvmill_map(client_, ns_, &key, 1, &options, nullptr, queue_, 1),
+            KVMILL_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(kvmill_last_error()).find("struct_bytes 4"), std::string::npos);
+  EXPECT_EQ(kvmill_queue_running(queue_), 0u) << "nothing was started";
   kvmill_client* const other = Connect();
   EXPECT_EQ(kvmill_renew(other, mapped, 0, nullptr, queue_, 1), KVMILL_INVALID_ARGUMENT);
   kvmill_client_destroy(other);

@@ -184,6 +184,13 @@ TEST_F(Sessions, TheEnginesMemoryIsDescribedAndWhatDoesNotFitIsNamed) {
   const kvmill_engine_place odd[] = {{0, 0, 0}, {0, 0, 7}};
   layers.keys = odd;
   refused(geometry, "key 1: zero is 7");
+  layers.keys = keys;
+  layers.struct_bytes -= 8;
+  refused(geometry, "layers: struct_bytes");
+  layers.struct_bytes += 8;
+  bad = geometry;
+  bad.struct_bytes = 16;
+  refused(bad, "geometry: struct_bytes 16");
   const std::string long_id(100, 'a');
   bad = geometry;
   bad.assembling_boot_id = long_id.c_str();

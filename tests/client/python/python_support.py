@@ -14,6 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import cli_support  # noqa: E402  # pylint: disable=wrong-import-position
 
 LAYERS, HEADS, HEAD_DIM, TOKENS = 2, 2, 64, 64
+KEYS = [b"block 0", b"block 1", b"block 2"]
 
 
 def spec(**fields):
@@ -98,3 +99,19 @@ class Case(unittest.TestCase):
         result = self.client.fetch(ns, [key], out, **fields)
         self.assertIsNone(result.blocks[0].error)
         return out[0]
+
+
+class MapCase(Case):
+    def fill(self, **fields):
+        """A namespace with KEYS in it."""
+        ns = self.open(**fields)
+        for i, key in enumerate(KEYS):
+            self.put(ns, key, gaussian(i), block_index=i)
+        return ns
+
+    def wait_for_leases(self, count):
+        for _ in range(1000):
+            if self.client.stat().leases == count:
+                return
+            time.sleep(0.005)
+        self.fail(f"{self.client.stat().leases} leases, want {count}")
