@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/transport/host_filter.h"
+#include "client/transport/own_hosts.h"
 #include "client/transport/ucx_transport.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
@@ -168,6 +170,10 @@ void DataLink::Connect(Deadline deadline, Use use) {
 void DataLink::Attempt() {
   v1::ConnectRequest request;
   request.set_node_id(std::string(reinterpret_cast<const char*>(self_.id.data()), self_.id.size()));
+  {
+    MutexLock lock(mu_);
+    for (const std::string& source : sources_) request.add_sources(source);
+  }
   ask_(request, std::chrono::system_clock::now() + kOfferTimeout,
        [this](const absl::StatusOr<v1::ConnectReply>& reply) { OnOffer(reply); });
 }
@@ -196,6 +202,29 @@ void DataLink::OnOffer(const absl::StatusOr<v1::ConnectReply>& reply) {
   });
 }
 
+bool DataLink::ComesFromElsewhere(const v1::ConnectReply& reply, const Offer& offer) {
+  // A daemon of before does not say whom it admits: everybody.
+  if (reply.admitted().empty()) return false;
+  std::vector<HostAddress> admitted;
+  for (const std::string& host : reply.admitted()) {
+    const absl::StatusOr<HostAddress> address = ParseHost(host);
+    if (address.ok()) admitted.push_back(*address);
+  }
+  bool all = true;
+  for (const std::string& address : offer.addresses) {
+    const absl::StatusOr<HostAddress> source = ParseHost(SourceTowards(address));
+    if (!source.ok()) continue;  // There is no way: connecting says so.
+    all &= std::find(admitted.begin(), admitted.end(), *source) != admitted.end();
+  }
+  MutexLock lock(mu_);
+  if (all || stopping_) return false;
+  std::vector<std::string> sources = SourcesTowards(offer.addresses);
+  // Asked in vain: then the daemon says no to connecting, too.
+  if (sources == sources_) return false;
+  sources_ = std::move(sources);
+  return true;
+}
+
 void DataLink::Dial(const v1::ConnectReply& reply) {
   absl::StatusOr<Offer> offer = OfferFromProto(reply);
   if (!offer.ok()) return Finish(offer.status());
@@ -211,6 +240,7 @@ void DataLink::Dial(const v1::ConnectReply& reply) {
     return Finish(absl::FailedPreconditionError(
         "the daemon's data plane moved to another address family: make a new client"));
   }
+  if (ComesFromElsewhere(reply, *offer)) return Attempt();
   if (transport_ == nullptr) {
     TransportOptions options;
     options.self = self_;
@@ -219,6 +249,7 @@ void DataLink::Dial(const v1::ConnectReply& reply) {
     UcxOptions ucx;
     ucx.family = ipv6 ? AddressFamily::kIpv6 : AddressFamily::kIpv4;
     ucx.dial = offer->addresses;
+    ucx.only_admitted = true;
     absl::StatusOr<std::unique_ptr<Transport>> made = MakeUcxTransport(options, ucx);
     if (!made.ok()) {
       return Finish(absl::FailedPreconditionError(
@@ -226,6 +257,12 @@ void DataLink::Dial(const v1::ConnectReply& reply) {
     }
     transport_ = *std::move(made);
     transport_ipv6_ = ipv6;
+  }
+  std::vector<std::string> hosts(reply.sources().begin(), reply.sources().end());
+  if (hosts.size() > kSourcesMax) hosts.resize(kSourcesMax);
+  for (const std::string& address : offer->addresses) hosts.push_back(HostOf(address));
+  if (const absl::Status admitted = transport_->Admit(hosts); !admitted.ok()) {
+    return Finish(admitted);
   }
   Transport::Connecting connecting;
   connecting.done = [this](const absl::StatusOr<ConnectionPtr>& result) { OnConnected(result); };

@@ -72,6 +72,8 @@ class DataLink {
   void Attempt();  // `connecting_` was set.
   void OnOffer(const absl::StatusOr<v1::ConnectReply>& reply);
   void Dial(const v1::ConnectReply& reply);
+  // The daemon does not expect us from where we would come; `sources_` says it in the next request.
+  bool ComesFromElsewhere(const v1::ConnectReply& reply, const Offer& offer);
   void OnConnected(const absl::StatusOr<ConnectionPtr>& connection);
   // The attempt is over.
   void Finish(const absl::StatusOr<ConnectionPtr>& result);
@@ -92,6 +94,7 @@ class DataLink {
   bool second_try_ ABSL_GUARDED_BY(mu_) = false;   // Of an attempt.
   ConnectionPtr connection_ ABSL_GUARDED_BY(mu_);  // Null, or open as far as we know.
   std::set<Waiter*> waiters_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::string> sources_ ABSL_GUARDED_BY(mu_);  // Of connections; empty: as gRPC's.
   absl::Status last_error_ ABSL_GUARDED_BY(mu_);
   std::chrono::steady_clock::time_point retry_at_ ABSL_GUARDED_BY(mu_){};
   std::chrono::milliseconds backoff_ ABSL_GUARDED_BY(mu_){0};

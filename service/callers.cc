@@ -1,8 +1,10 @@
 #include "service/callers.h"
 
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "client/door_protocol.h"
 
 namespace kvmill {
@@ -10,6 +12,23 @@ namespace kvmill {
 std::string TenantOf(uid_t uid, uid_t own_uid) {
   if (uid == own_uid || uid == 0) return kDefaultTenant;
   return absl::StrCat("uid-", uid);
+}
+
+std::string HostOfPeer(absl::string_view peer) {
+  std::string text(peer);
+  for (const auto& [written, meant] : {std::pair("%5B", "["), {"%5D", "]"}, {"%25", "%"}}) {
+    text = absl::StrReplaceAll(text, {{written, meant}});
+  }
+  const std::size_t begin = text.find(':');
+  const std::size_t end = text.rfind(':');
+  if (begin == text.npos || begin == end) return "";
+  const std::string scheme = text.substr(0, begin);
+  if (scheme != "ipv4" && scheme != "ipv6") return "";
+  std::string host = text.substr(begin + 1, end - begin - 1);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  return host;
 }
 
 absl::StatusOr<Caller> Callers::Identify(const grpc::ServerContextBase& call) const {

@@ -20,6 +20,10 @@ inline constexpr const char* kDefaultTenant = "default";
 // Of a local client: kDefaultTenant, or "uid-N".
 std::string TenantOf(uid_t uid, uid_t own_uid);
 
+// The numeric host of a peer as gRPC names it ("ipv4:a.b.c.d:port", "ipv6:%5Bv6%5D:port"); empty
+// when it has none, as a unix socket.
+std::string HostOfPeer(absl::string_view peer);
+
 struct Caller {
   std::string tenant;
   DoorClientId door_client = 0;  // 0: not local.

@@ -1,6 +1,8 @@
 #include "service/data_plane.h"
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -76,26 +78,65 @@ bool DataPlane::Begin() {
   return true;
 }
 
+absl::Status DataPlane::TellTransport() {
+  std::vector<std::string> hosts;
+  for (const auto& [host, count] : hosts_) hosts.push_back(host);
+  return transport_->Admit(hosts);
+}
+
+absl::Status DataPlane::Admit(const Peer& peer) {
+  bool news = false;
+  for (const std::string& host : peer.hosts) news |= ++hosts_[host] == 1;
+  return news ? TellTransport() : absl::OkStatus();
+}
+
+DataPlane::Peers::iterator DataPlane::Forget(Peers::iterator peer) {
+  bool news = false;
+  for (const std::string& host : peer->second->hosts) {
+    const auto known = hosts_.find(host);
+    if (--known->second > 0) continue;
+    hosts_.erase(known);
+    news = true;
+  }
+  const auto next = peers_.erase(peer);
+  if (news) {
+    const absl::Status told = TellTransport();
+    if (!told.ok())
+      LogError(absl::StrCat("data plane: a host that left is still let in: ", told.message()));
+  }
+  return next;
+}
+
+void DataPlane::ForgetUnused() {
+  const std::int64_t now_nanos = transport_->NowNanos();
+  for (auto it = peers_.begin(); it != peers_.end();) {
+    const bool unused =
+        it->second->connection == nullptr && it->second->offer_expires_nanos <= now_nanos;
+    it = unused ? Forget(it) : std::next(it);
+  }
+}
+
 absl::StatusOr<Offer> DataPlane::MakeOffer(const Caller& caller, const std::string& who,
-                                           const NodeIdentity::Id& only_for) {
+                                           const NodeIdentity::Id& only_for,
+                                           std::vector<std::string> hosts) {
   auto peer = std::make_shared<Peer>();
   peer->caller = caller;
   peer->who = who;
+  std::sort(hosts.begin(), hosts.end());
+  hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
+  peer->hosts = std::move(hosts);
   std::uint64_t tag = 0;
   {
     MutexLock lock(mu_);
     if (stopping_) return absl::UnavailableError("the daemon is stopping");
-    const std::int64_t now_nanos = transport_->NowNanos();
+    ForgetUnused();
     std::uint32_t offers = 0;
     std::uint32_t connections = 0;
-    for (auto it = peers_.begin(); it != peers_.end();) {
-      const Peer& other = *it->second;
-      if (other.connection == nullptr && other.offer_expires_nanos < now_nanos) {
-        it = peers_.erase(it);
-        continue;
-      }
-      if (other.who == who) ++(other.connection == nullptr ? offers : connections);
-      ++it;
+    std::set<std::string> own_hosts(peer->hosts.begin(), peer->hosts.end());
+    for (const auto& [other_tag, other] : peers_) {
+      if (other->who != who) continue;
+      ++(other->connection == nullptr ? offers : connections);
+      own_hosts.insert(other->hosts.begin(), other->hosts.end());
     }
     if (offers >= kOffersPerCallerMax) {
       return absl::ResourceExhaustedError(
@@ -106,16 +147,31 @@ absl::StatusOr<Offer> DataPlane::MakeOffer(const Caller& caller, const std::stri
       return absl::ResourceExhaustedError(absl::StrCat(
           offers + connections, " connections of one caller: at most ", kConnectionsPerCallerMax));
     }
+    if (own_hosts.size() > kHostsPerCallerMax) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          own_hosts.size(), " hosts to let in for one caller: at most ", kHostsPerCallerMax));
+    }
     // Beyond the offer's own end: a handshake may begin in its last moment.
-    peer->offer_expires_nanos = now_nanos + 2 * kOfferNanos;
+    peer->offer_expires_nanos = transport_->NowNanos() + 2 * kOfferNanos;
     tag = next_tag_++;
-    peers_[tag] = peer;
+    const auto added = peers_.emplace(tag, peer).first;
+    const absl::Status admitted = Admit(*peer);
+    if (!admitted.ok()) {
+      Forget(added);
+      return admitted;
+    }
   }
   absl::StatusOr<Offer> offer = transport_->MakeOffer(tag, only_for);
   if (!offer.ok()) {
     MutexLock lock(mu_);
-    peers_.erase(tag);
+    const auto mine = peers_.find(tag);
+    if (mine != peers_.end()) Forget(mine);
+    return offer;
   }
+  transport_->RunAt(peer->offer_expires_nanos, [this] {
+    MutexLock lock(mu_);
+    ForgetUnused();
+  });
   return offer;
 }
 
@@ -130,7 +186,7 @@ void DataPlane::CallerLeft(DoorClientId client) {
         connections.push_back(it->second->connection);
         ++it;
       } else {
-        it = peers_.erase(it);
+        it = Forget(it);
       }
     }
   }
@@ -143,6 +199,7 @@ DataPlane::Stats DataPlane::stats() const {
   stats.store_seconds = store_seconds_.snapshot();
   stats.fetch_seconds = fetch_seconds_.snapshot();
   MutexLock lock(mu_);
+  stats.hosts = hosts_.size();
   stats.calls = running_;
   stats.staging_bytes = slabs_used_ * kDataChunkBytesMax;
   for (const auto& [name, counts] : bytes_) {
@@ -172,7 +229,8 @@ void DataPlane::OnConnection(const ConnectionPtr& connection) {
 
 void DataPlane::OnClosed(const ConnectionPtr& connection, const absl::Status&) {
   MutexLock lock(mu_);
-  peers_.erase(connection->info().owner_tag);
+  const auto peer = peers_.find(connection->info().owner_tag);
+  if (peer != peers_.end()) Forget(peer);
 }
 
 absl::StatusOr<TieredStore::NamespaceInfo> DataPlane::Resolve(

@@ -39,6 +39,7 @@ namespace kvmill {
 // Limits that the outside meets; refusals name the value and the limit.
 inline constexpr std::uint32_t kOffersPerCallerMax = 16;       // Not used yet.
 inline constexpr std::uint32_t kConnectionsPerCallerMax = 64;  // With the offers.
+inline constexpr std::uint32_t kHostsPerCallerMax = 16;        // Let in for them.
 inline constexpr std::uint32_t kDataCallsMax = 1024;           // At once, of all connections.
 inline constexpr std::uint64_t kDataChunkBytesMax = std::uint64_t{1} << 20;  // Of one store call.
 inline constexpr std::uint64_t kStagingBytesMax = std::uint64_t{64} << 20;
@@ -65,14 +66,17 @@ class DataPlane final : public TransportHandler {
   // and none can start. Idempotent.
   void Stop(std::chrono::steady_clock::time_point deadline);
 
-  // `who` is what is counted as one caller. As Data.Connect answers.
+  // `who` is what is counted as one caller, `hosts` (numeric) where its connections come from:
+  // while the offer can be used or its connection lives, they reach the transport. As Data.Connect
+  // answers.
   absl::StatusOr<Offer> MakeOffer(const Caller& caller, const std::string& who,
-                                  const NodeIdentity::Id& only_for);
+                                  const NodeIdentity::Id& only_for, std::vector<std::string> hosts);
   // Closes the connections of a local client, and drops its offers.
   void CallerLeft(DoorClientId client);
 
   bool plaintext() const { return options_.plaintext; }
   std::vector<std::string> addresses() const { return transport_->addresses(); }
+  std::vector<std::string> sources() const { return transport_->sources(); }
 
   struct ByteCounts {
     std::atomic<std::uint64_t> in{0};   // Of store calls.
@@ -82,6 +86,7 @@ class DataPlane final : public TransportHandler {
     std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> bytes;  // In, out by transport.
     StageHistogram::Snapshot store_seconds, fetch_seconds;  // That payloads travelled.
     std::uint64_t connections = 0;
+    std::uint64_t hosts = 0;  // Let in.
     std::uint64_t calls = 0;
     std::uint64_t staging_bytes = 0;
   };
@@ -96,11 +101,13 @@ class DataPlane final : public TransportHandler {
   struct Peer {
     Caller caller;
     std::string who;
+    std::vector<std::string> hosts;
     std::int64_t offer_expires_nanos = 0;
     ConnectionPtr connection;  // Null until the offer was used.
     ByteCounts* bytes = nullptr;
   };
   using PeerPtr = std::shared_ptr<const Peer>;  // Calls keep it beyond their connection.
+  using Peers = std::map<std::uint64_t, std::shared_ptr<Peer>>;  // By owner tag.
 
   // Keeps Stop waiting.
   class Running {
@@ -124,6 +131,10 @@ class DataPlane final : public TransportHandler {
 
   absl::StatusOr<TieredStore::NamespaceInfo> Resolve(const Peer& peer,
                                                      const std::string& fingerprint) const;
+  absl::Status Admit(const Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Peers::iterator Forget(Peers::iterator peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetUnused() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // Offers whose time is up.
+  absl::Status TellTransport() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Begin();  // One call more; false when there are too many.
 
   void StartFetch(const PeerPtr& peer, const v1::DataFetch& request,
@@ -150,7 +161,8 @@ class DataPlane final : public TransportHandler {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::uint64_t running_ ABSL_GUARDED_BY(mu_) = 0;
   std::uint64_t next_tag_ ABSL_GUARDED_BY(mu_) = 1;
-  std::map<std::uint64_t, std::shared_ptr<Peer>> peers_ ABSL_GUARDED_BY(mu_);  // By owner tag.
+  Peers peers_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, std::uint32_t> hosts_ ABSL_GUARDED_BY(mu_);  // Of how many peers.
   // By transport, at most a few; never removed.
   std::map<std::string, std::unique_ptr<ByteCounts>> bytes_ ABSL_GUARDED_BY(mu_);
   std::vector<Slab> free_slabs_ ABSL_GUARDED_BY(mu_);

@@ -121,5 +121,9 @@ int Main(const std::vector<std::string>& arguments) {
 }  // namespace kvmill
 
 int main(int argc, char** argv) {
+  // UCX takes this from the environment only, which must not change once there are threads. Without
+  // it --ucx HOST:PORT fails for a minute after a crash, as long as the kernel remembers
+  // connections.
+  setenv("UCX_TCP_CM_REUSEADDR", "y", /*overwrite=*/0);
   return kvmill::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

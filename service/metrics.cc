@@ -228,6 +228,8 @@ const Family kFamilies[] = {
      }},
     {"data_connections", MetricType::Gauge, "Connections of the UCX data plane.",
      [](const Source& s, MetricFamily* out) { Add(out, s.data.connections); }},
+    {"data_hosts", MetricType::Gauge, "Hosts that may reach UCX's ports.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.data.hosts); }},
     {"data_calls", MetricType::Gauge, "Calls that run on the UCX data plane.",
      [](const Source& s, MetricFamily* out) { Add(out, s.data.calls); }},
     {"staging_bytes", MetricType::Gauge, "Memory that holds received chunks of stores.",

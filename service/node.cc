@@ -265,6 +265,7 @@ absl::Status Node::Impl::StartDataPlane() {
     KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseUcxAddress(config_.ucx));
     UcxOptions ucx;
     ucx.listen = {address.ToString()};
+    ucx.only_admitted = true;
     ucx.family = address.is_ipv6() ? AddressFamily::kIpv6 : AddressFamily::kIpv4;
     DataPlane::Options options;
     options.plaintext = config_.data_plane_plaintext;

@@ -35,14 +35,27 @@ std::uint16_t SocketAddress::port() const {
                          : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
 }
 
-std::string SocketAddress::ToString() const {
-  std::array<char, NI_MAXHOST> host;
-  if (getnameinfo(reinterpret_cast<const sockaddr*>(&storage), bytes, host.data(), host.size(),
+SocketAddress SocketAddress::WithPort(std::uint16_t port) const {
+  SocketAddress other = *this;
+  if (is_ipv6()) {
+    reinterpret_cast<sockaddr_in6*>(&other.storage)->sin6_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in*>(&other.storage)->sin_port = htons(port);
+  }
+  return other;
+}
+
+std::string SocketAddress::host() const {
+  std::array<char, NI_MAXHOST> text;
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&storage), bytes, text.data(), text.size(),
                   nullptr, 0, NI_NUMERICHOST) != 0) {
     return "unknown";
   }
-  return is_ipv6() ? absl::StrCat("[", host.data(), "]:", port())
-                   : absl::StrCat(host.data(), ":", port());
+  return text.data();
+}
+
+std::string SocketAddress::ToString() const {
+  return is_ipv6() ? absl::StrCat("[", host(), "]:", port()) : absl::StrCat(host(), ":", port());
 }
 
 absl::StatusOr<SocketAddress> ParseSocketAddress(absl::string_view text) {
@@ -103,17 +116,25 @@ std::string InterfaceOf(const SocketAddress& address) {
   return found;
 }
 
-std::string InterfaceTo(const SocketAddress& peer) {
+absl::StatusOr<SocketAddress> SourceTo(const SocketAddress& peer) {
+  const absl::Status no_way =
+      absl::UnavailableError(absl::StrCat("there is no way to ", peer.ToString()));
   // Connecting a datagram socket sends nothing: the kernel looks up the route.
   const int fd = socket(peer.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return "";
+  if (fd < 0) return no_way;
   SocketAddress own;
   own.bytes = sizeof(own.storage);
   const bool found =
       connect(fd, reinterpret_cast<const sockaddr*>(&peer.storage), peer.bytes) == 0 &&
       getsockname(fd, reinterpret_cast<sockaddr*>(&own.storage), &own.bytes) == 0;
   close(fd);
-  return found ? InterfaceOf(own) : "";
+  if (!found) return no_way;
+  return own;
+}
+
+std::string InterfaceTo(const SocketAddress& peer) {
+  const absl::StatusOr<SocketAddress> own = SourceTo(peer);
+  return own.ok() ? InterfaceOf(*own) : "";
 }
 
 }  // namespace kvmill

@@ -21,6 +21,8 @@ struct SocketAddress {
   bool is_wildcard() const;
   bool is_loopback() const;
   std::uint16_t port() const;
+  SocketAddress WithPort(std::uint16_t port) const;
+  std::string host() const;  // Without port and brackets.
   std::string ToString() const;
 };
 
@@ -29,7 +31,9 @@ absl::StatusOr<SocketAddress> ParseSocketAddress(absl::string_view text);
 
 // The network interface ("eth0") that has this address; empty when none has.
 std::string InterfaceOf(const SocketAddress& address);
-// The interface that the way to `peer` begins at; empty when there is no way.
+// The address that connections to `peer` come from. UNAVAILABLE when there is no way.
+absl::StatusOr<SocketAddress> SourceTo(const SocketAddress& peer);
+// The interface that has it; empty when there is no way.
 std::string InterfaceTo(const SocketAddress& peer);
 
 }  // namespace kvmill

@@ -77,6 +77,8 @@ enum class MemoryKind : std::uint8_t {
 inline constexpr std::size_t kCallHeaderBytesMax = 4096;
 inline constexpr std::uint64_t kPayloadBytesMax = std::uint64_t{1} << 40;
 
+inline constexpr std::size_t kAdmittedHostsMax = 128;
+
 using SourceSpans = std::vector<absl::Span<const std::byte>>;
 using DestinationSpans = std::vector<absl::Span<std::byte>>;
 
@@ -252,6 +254,14 @@ class Transport {
     absl::AnyInvocable<void(absl::Status)> closed;
   };
   virtual void Connect(Offer offer, Connecting connecting) = 0;
+
+  // Hosts are numeric addresses without port. From now on only these reach the ports of this
+  // process where the transport keeps strangers out (UcxOptions::only_admitted); connections that
+  // are there stay. Nothing changes on an error: INVALID_ARGUMENT naming a host, RESOURCE_EXHAUSTED
+  // when there are more than kAdmittedHostsMax or the kernel has no room.
+  virtual absl::Status Admit(const std::vector<std::string>& /*hosts*/) { return absl::OkStatus(); }
+  // The hosts that its own connections come from, for peers to admit; empty where none has to.
+  virtual std::vector<std::string> sources() const { return {}; }
 
   virtual bool Supports(MemoryKind memory) const = 0;
   virtual TransportStats stats() const = 0;

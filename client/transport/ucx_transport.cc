@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -18,9 +19,12 @@
 #include <thread>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "client/transport/own_hosts.h"
+#include "client/transport/port_guard.h"
 #include "client/transport/transport_base.h"
 #include "client/transport/ucx_handles.h"
 #include "client/transport/ucx_wire.h"
@@ -62,20 +66,28 @@ void ReleaseSignals() {
 
 class UcxTransport final : public TransportBase {
  public:
-  UcxTransport(const TransportOptions& options, UcxContext context, UcxWorker worker)
+  // Unless `guard` is null it shuts what is listened on.
+  UcxTransport(const TransportOptions& options, UcxContext context, UcxWorker worker,
+               std::unique_ptr<PortGuard> guard)
       : TransportBase(options, &SystemClock()),
         context_(std::move(context)),
         worker_(std::move(worker)),
+        guard_(std::move(guard)),
         wires_(worker_.get()) {}
   ~UcxTransport() override;
 
-  absl::Status Start(const UcxOptions& ucx);  // Once, before it is given to anybody.
+  // Once, before it is given to anybody.
+  absl::Status Start(const UcxOptions& ucx, const std::set<std::string>& interfaces);
 
   std::vector<std::string> addresses() const override { return addresses_; }
   bool Supports(MemoryKind memory) const override {
     return memory == MemoryKind::kHost ||
            (options_.plaintext && (memory_types_ & UCS_BIT(UcxMemory(memory))) != 0);
   }
+  absl::Status Admit(const std::vector<std::string>& hosts) override {
+    return guard_ == nullptr ? absl::OkStatus() : guard_->Admit(hosts);
+  }
+  std::vector<std::string> sources() const override { return sources_; }
   bool InLoop() const override { return std::this_thread::get_id() == thread_id_; }
 
  private:
@@ -96,8 +108,10 @@ class UcxTransport final : public TransportBase {
 
   const UcxContext context_;
   const UcxWorker worker_;
+  const std::unique_ptr<PortGuard> guard_;  // Null: everybody reaches the ports.
   std::vector<UcxListener> listeners_;
   std::vector<std::string> addresses_;
+  std::vector<std::string> sources_;
   AddressFamily family_ = AddressFamily::kIpv4;
   std::uint64_t memory_types_ = 0;
   std::array<Channel, 2> channels_;
@@ -122,8 +136,9 @@ UcxTransport::~UcxTransport() {
   if (wake_fd_ >= 0) close(wake_fd_);
 }
 
-absl::Status UcxTransport::Start(const UcxOptions& ucx) {
+absl::Status UcxTransport::Start(const UcxOptions& ucx, const std::set<std::string>& interfaces) {
   family_ = ucx.family;
+  sources_ = HostsOfInterfaces(interfaces, family_ == AddressFamily::kIpv6);
   memory_types_ = context_.memory_types();
   const std::vector<std::string> resources = context_.Resources();
   const auto has = [&](absl::string_view prefix) {
@@ -176,9 +191,11 @@ absl::Status UcxTransport::Start(const UcxOptions& ucx) {
   }
   for (std::size_t i = 0; i < ucx.listen.size(); ++i) {
     KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(ucx.listen[i]));
+    const std::set<ino_t> others = ListenersOn(address.port());
     KVMILL_ASSIGN_OR_RETURN(UcxListener listener,
                             UcxListener::Make(worker_, address, OnDialed, this));
     KVMILL_ASSIGN_OR_RETURN(SocketAddress bound, listener.address());
+    if (guard_ != nullptr) KVMILL_RETURN_IF_ERROR(guard_->Shut(bound.port(), others));
     if (!ucx.advertise.empty()) {
       const bool v6 = absl::StrContains(ucx.advertise[i], ':');
       KVMILL_ASSIGN_OR_RETURN(
@@ -300,34 +317,77 @@ void UcxTransport::Sleep() {
   return true;
 }();
 
-// The interfaces to keep to, as UCX_NET_DEVICES takes them; empty: all. RDMA devices have names of
-// their own, and which of them belongs to an address is not known here.
-absl::StatusOr<std::string> DevicesFor(const UcxOptions& ucx) {
+// The interfaces to keep to; empty: all. RDMA devices have names of their own, and which of them
+// belongs to an address is not known here.
+absl::StatusOr<std::set<std::string>> InterfacesFor(const UcxOptions& ucx) {
+  std::set<std::string> interfaces;
   std::error_code error;
   const std::filesystem::directory_iterator rdma("/sys/class/infiniband", error);
-  if (!error && rdma != std::filesystem::directory_iterator()) return "";
-  std::set<std::string> interfaces;
-  for (const std::string& text : ucx.listen) {
-    KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(text));
-    if (address.is_wildcard()) return "";
-    interfaces.insert(InterfaceOf(address));
-  }
+  if (!error && rdma != std::filesystem::directory_iterator()) return interfaces;
   for (const std::string& text : ucx.dial) {
     KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(text));
     interfaces.insert(InterfaceTo(address));
   }
+  for (const std::string& text : ucx.listen) {
+    KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(text));
+    if (address.is_wildcard()) return std::set<std::string>();
+    interfaces.insert(InterfaceOf(address));
+  }
   interfaces.erase("");  // Listening or dialing there fails, and says so.
-  return absl::StrJoin(interfaces, ",");
+  return interfaces;
 }
 
-}  // namespace
+// Where UCX shall listen, when that has to be known.
+struct Ports {
+  std::uint16_t listener = 0;
+  std::uint16_t data = 0;
+};
 
-absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptions& options,
-                                                            const UcxOptions& ucx) {
-  KVMILL_RETURN_IF_ERROR(CheckTransportOptions(options));
+absl::StatusOr<Ports> ChoosePorts(const UcxOptions& ucx) {
+  const bool ipv6 = ucx.family == AddressFamily::kIpv6;
+  Ports ports;
+  std::uint16_t first = 0;
+  std::uint16_t last = 0;
+  if (!ucx.listen.empty()) {
+    KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(ucx.listen.front()));
+    ports.listener = address.port();
+    constexpr std::uint16_t kListenerMax = 65535 - kDataPortsMax;
+    while (ports.listener == 0 || (address.port() == 0 && ports.listener > kListenerMax)) {
+      KVMILL_ASSIGN_OR_RETURN(ports.listener, FreePort(ipv6, 0, 0));
+    }
+    if (ports.listener > kListenerMax) {
+      return absl::InvalidArgumentError(absl::StrCat("port ", ports.listener, ": want at most ",
+                                                     kListenerMax, ", the data port is one of the ",
+                                                     kDataPortsMax, " that follow"));
+    }
+    first = static_cast<std::uint16_t>(ports.listener + 1);
+    last = static_cast<std::uint16_t>(ports.listener + kDataPortsMax);
+  }
+  const char* const range = std::getenv("UCX_TCP_PORT_RANGE");
+  if (range != nullptr && absl::string_view(range) != "0") {
+    const std::pair<std::string, std::string> ends = absl::StrSplit(range, absl::MaxSplits('-', 1));
+    std::uint32_t from = 0;
+    std::uint32_t to = 0;
+    if (!absl::SimpleAtoi(ends.first, &from) || !absl::SimpleAtoi(ends.second, &to) || from == 0 ||
+        from > to || to > 65535) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("UCX_TCP_PORT_RANGE=", range, ": want FIRST-LAST, 1 to 65535"));
+    }
+    first = static_cast<std::uint16_t>(from);
+    last = static_cast<std::uint16_t>(to);
+  }
+  KVMILL_ASSIGN_OR_RETURN(ports.data, FreePort(ipv6, first, last));
+  return ports;
+}
+
+absl::Status CheckUcxOptions(const UcxOptions& ucx) {
   if (!ucx.advertise.empty() && ucx.advertise.size() != ucx.listen.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         ucx.advertise.size(), " addresses to advertise for ", ucx.listen.size(), " to listen on"));
+  }
+  if (ucx.only_admitted && ucx.listen.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ucx.listen.size(), " addresses to listen on, want one with only_admitted"));
   }
   for (const std::string& text : ucx.listen) {
     KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(text));
@@ -337,6 +397,11 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptio
           absl::StrCat("listening on ", text, " needs an address to advertise"));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Transport>> TryToMake(const TransportOptions& options,
+                                                     UcxOptions ucx) {
   KVMILL_ASSIGN_OR_RETURN(UcxConfig config, UcxConfig::Read());
   if (!ucx.tls.empty()) {
     const std::vector<std::string> names = absl::StrSplit(ucx.tls, ',');
@@ -354,16 +419,55 @@ absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptio
   // buffer of its own; and one read takes what has arrived.
   KVMILL_RETURN_IF_ERROR(config.Set("TX_SEG_SIZE", "256k"));
   KVMILL_RETURN_IF_ERROR(config.Set("RX_SEG_SIZE", "1m"));
-  KVMILL_ASSIGN_OR_RETURN(const std::string devices, DevicesFor(ucx));
-  if (!devices.empty() && config.Get("NET_DEVICES") == "all") {
-    KVMILL_RETURN_IF_ERROR(config.Set("NET_DEVICES", devices));
+  KVMILL_ASSIGN_OR_RETURN(std::set<std::string> interfaces, InterfacesFor(ucx));
+  if (config.Get("NET_DEVICES") != "all") {
+    interfaces.clear();
+  } else if (!interfaces.empty()) {
+    KVMILL_RETURN_IF_ERROR(config.Set("NET_DEVICES", absl::StrJoin(interfaces, ",")));
+  }
+  Ports ports;
+  std::set<ino_t> others;
+  if (ucx.only_admitted) {
+    KVMILL_ASSIGN_OR_RETURN(ports, ChoosePorts(ucx));
+    KVMILL_RETURN_IF_ERROR(config.Set("PORT_RANGE", absl::StrCat(ports.data, "-", ports.data)));
+    if (!ucx.listen.empty()) {
+      KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(ucx.listen.front()));
+      ucx.listen.front() = address.WithPort(ports.listener).ToString();
+    }
+    // RDMA's connection manager has no sockets that could be shut.
+    KVMILL_RETURN_IF_ERROR(config.Set("SOCKADDR_TLS_PRIORITY", "tcp"));
+    others = ListenersOn(ports.data);
   }
   for (const auto& [name, value] : ucx.settings) KVMILL_RETURN_IF_ERROR(config.Set(name, value));
   KVMILL_ASSIGN_OR_RETURN(UcxContext context, UcxContext::Make(config));
   KVMILL_ASSIGN_OR_RETURN(UcxWorker worker, UcxWorker::Make(context));
-  auto transport = std::make_unique<UcxTransport>(options, std::move(context), std::move(worker));
-  KVMILL_RETURN_IF_ERROR(transport->Start(ucx));
+  std::unique_ptr<PortGuard> guard;
+  if (ucx.only_admitted) {
+    guard = std::make_unique<PortGuard>();
+    KVMILL_RETURN_IF_ERROR(guard->Shut(ports.data, others));
+  }
+  auto transport = std::make_unique<UcxTransport>(options, std::move(context), std::move(worker),
+                                                  std::move(guard));
+  KVMILL_RETURN_IF_ERROR(transport->Start(ucx, interfaces));
   return transport;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptions& options,
+                                                            const UcxOptions& ucx) {
+  KVMILL_RETURN_IF_ERROR(CheckTransportOptions(options));
+  KVMILL_RETURN_IF_ERROR(CheckUcxOptions(ucx));
+  // One at a time: each has to know its sockets from the others'.
+  static Mutex making;
+  const MutexLock lock(making);
+  constexpr int kAttempts = 4;
+  for (int attempt = 1;; ++attempt) {
+    absl::StatusOr<std::unique_ptr<Transport>> made = TryToMake(options, ucx);
+    // A port that was free is not any more, or a stranger was quicker than the guard.
+    const bool again = absl::IsUnavailable(made.status()) || absl::IsAborted(made.status());
+    if (!ucx.only_admitted || !again || attempt == kAttempts) return made;
+  }
 }
 
 }  // namespace kvmill

@@ -4,7 +4,8 @@
 A process on host A stores real K and V in A's daemon, a process on host B takes it from there, byte by byte, and puts it
 into B's daemon; both over UCX, once over IPv4 and once over IPv6, encrypted and not. Then a process on each host maps the
 blocks of the daemon beside it and attends to them in place. The Python example (tests/examples/exchange.py) does the same
-with a process of its own on each host. Needs root and `ip netns`; exit code 77 without.
+with a process of its own on each host. Another address of host B, which no client comes from, never reaches UCX's ports on A;
+and gRPC on another network than UCX's works. Needs root and `ip netns`; exit code 77 without.
 
 two_hosts_test.py BIN_DIR PROBE_DIR SOURCE_DIR [--python]
 """
@@ -44,8 +45,8 @@ class Host:
             raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}{self.log()}")
         return done.stdout
 
-    def start(self, kvmilld, address, *flags):
-        listen = f"[{address}]:0" if ":" in address else f"{address}:0"
+    def start(self, kvmilld, address, grpc_address, *flags):
+        listen = f"[{grpc_address}]:0" if ":" in grpc_address else f"{grpc_address}:0"
         with open(os.path.join(self.folder, "log"), "wb") as log:
             self.daemon = subprocess.Popen(
                 ["ip", "netns", "exec", self.name, kvmilld, "--socket", self.socket, "--host-bytes", "64MiB",
@@ -123,6 +124,27 @@ def attend(probe_dir, host):
     assert said.startswith("attended to "), said
 
 
+def expect_unreachable(a, b, stranger, address):
+    """UCX's ports on host A, from an address of host B that nobody there uses."""
+    listener = int(a.ready["ucx"].rsplit(":", 1)[1])
+    open_ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in a.run("cat", f"/proc/net/{table}").splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            open_ports.add(int(local.rsplit(":", 1)[1], 16) if state == "0A" else 0)
+    ports = sorted(open_ports & set(range(listener, listener + 16)))
+    assert len(ports) == 2, f"UCX listens on {ports}"
+    connect = ("import socket, sys\n"
+               "try:\n"
+               "    socket.create_connection((sys.argv[2], int(sys.argv[3])), 0.3, (sys.argv[1], 0)).sendall(bytes(64))\n"
+               "except TimeoutError:\n"
+               "    print('nobody answers')\n")
+    for port in ports:
+        said = b.run(sys.executable, "-c", connect, stranger, address, str(port))
+        assert said == "nobody answers\n", f"{stranger} reached {address} port {port}"
+    assert a.daemon.poll() is None, a.log()
+
+
 def same(left, right):
     files = sorted(glob.glob(left + "*.records"))
     assert files, f"no records at {left}"
@@ -152,14 +174,20 @@ def main():
         for number, host in enumerate(hosts, 1):
             for arguments in (("link", "set", "lo", "up"), ("link", "set", "eth0", "up"),
                               ("addr", "add", f"10.77.0.{number}/24", "dev", "eth0"),
-                              ("addr", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")):
+                              ("addr", "add", f"fd77::{number}/64", "dev", "eth0", "nodad"),
+                              ("addr", "add", f"10.78.0.{number}/24", "dev", "eth0"),
+                              ("addr", "add", f"10.77.0.{number}9/24", "dev", "eth0"),
+                              ("addr", "add", f"fd77::{number}9/64", "dev", "eth0", "nodad")):
                 ip("-n", host.name, *arguments)
-        for addresses, flags in ((("10.77.0.1", "10.77.0.2"), ()), (("fd77::1", "fd77::2"), ()),
-                                 (("10.77.0.1", "10.77.0.2"), ("--data-plane-plaintext",))):
-            for host, address in zip(hosts, addresses):
-                host.start(kvmilld, address, *flags)
+        ipv4, ipv6, other = ("10.77.0.1", "10.77.0.2"), ("fd77::1", "fd77::2"), ("10.78.0.1", "10.78.0.2")
+        for addresses, grpc_addresses, flags in ((ipv4, ipv4, ()), (ipv6, ipv6, ()), (ipv4, ipv4, ("--data-plane-plaintext",)),
+                                                 (ipv4, other, ())):
+            for host, address, grpc_address in zip(hosts, addresses, grpc_addresses):
+                host.start(kvmilld, address, grpc_address, *flags)
             begin = time.monotonic()
+            expect_unreachable(*hosts, addresses[1] + "9", addresses[0])
             relay(kvmill, probe_dir, *hosts, prefix, folder, flags)
+            expect_unreachable(*hosts, addresses[1] + "9", addresses[0])
             if python:
                 exchange(os.path.join(source_dir, "tests", "examples", "exchange.py"), *hosts, prefix, flags)
             print(f"{addresses[0]} {' '.join(flags)}: byte by byte the same, {time.monotonic() - begin:.2f} s")
