@@ -99,7 +99,7 @@ DataPlane::Peers::iterator DataPlane::Forget(Peers::iterator peer) {
     news = true;
   }
   const auto next = peers_.erase(peer);
-  if (news) {
+  if (news && !stopping_) {  // The end of the transport comes with the ends of connections.
     const absl::Status told = TellTransport();
     if (!told.ok())
       LogError(absl::StrCat("data plane: a host that left is still let in: ", told.message()));
@@ -170,7 +170,7 @@ absl::StatusOr<Offer> DataPlane::MakeOffer(const Caller& caller, const std::stri
   }
   transport_->RunAt(peer->offer_expires_nanos, [this] {
     MutexLock lock(mu_);
-    ForgetUnused();
+    if (!stopping_) ForgetUnused();
   });
   return offer;
 }

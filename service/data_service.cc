@@ -27,18 +27,19 @@ std::string WhoIs(const Caller& caller, const std::string& peer) {
 // Where the connection of a caller may come from.
 absl::StatusOr<std::vector<std::string>> HostsOf(const std::string& peer_host,
                                                  const v1::ConnectRequest& request,
-                                                 const std::vector<std::string>& listening) {
+                                                 const DataPlane& plane) {
   if (static_cast<std::size_t>(request.sources_size()) > kSourcesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat(request.sources_size(), " sources, at most ", kSourcesMax));
   }
   std::vector<std::string> hosts;
   const bool is_here = peer_host.empty() || IsThisHost(peer_host);
-  if (!peer_host.empty()) hosts.push_back(peer_host);
   if (is_here) {
     // Connections within a host come from the address that they go to.
-    for (const std::string& address : listening) hosts.push_back(HostOf(address));
+    hosts = plane.sources();
+    for (const std::string& address : plane.addresses()) hosts.push_back(HostOf(address));
   }
+  if (!peer_host.empty()) hosts.push_back(peer_host);
   for (const std::string& source : request.sources()) {
     if (!is_here && IsThisHost(source)) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -66,7 +67,7 @@ grpc::Status DataService::Connect(grpc::ServerContext* call, const v1::ConnectRe
     std::copy_n(reinterpret_cast<const std::byte*>(request->node_id().data()), only_for.size(),
                 only_for.begin());
     KVMILL_ASSIGN_OR_RETURN(const std::vector<std::string> hosts,
-                            HostsOf(HostOfPeer(call->peer()), *request, plane_->addresses()));
+                            HostsOf(HostOfPeer(call->peer()), *request, *plane_));
     KVMILL_ASSIGN_OR_RETURN(
         const Offer offer, plane_->MakeOffer(caller, WhoIs(caller, call->peer()), only_for, hosts));
     for (const std::string& address : offer.addresses) reply->add_addresses(address);

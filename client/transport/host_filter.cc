@@ -156,7 +156,7 @@ absl::Status AttachHostFilter(int fd, const std::vector<sock_filter>& program) {
   if (errno == ENOMEM) {
     return absl::ResourceExhaustedError(absl::StrCat(why, ": see net.core.optmem_max"));
   }
-  return absl::UnavailableError(why);
+  return errno == EPERM ? absl::PermissionDeniedError(why) : absl::UnavailableError(why);
 }
 
 }  // namespace kvmill

@@ -1,5 +1,5 @@
 // Which hosts may reach a TCP socket, as a program that the kernel runs on every packet that comes
-// to it (classic BPF, which takes no privilege). Attached to a listening socket it drops the first
+// to it (classic BPF). Attached to a listening socket it drops the first
 // packet of a stranger: no connection comes about, and whoever reads the socket learns nothing.
 // Sockets that are accepted have the program that their listener had. Internal to
 // client/transport/.
@@ -36,7 +36,8 @@ absl::StatusOr<HostAddress> ParseHost(absl::string_view text);
 std::vector<sock_filter> HostFilterProgram(std::vector<HostAddress> hosts);
 
 // Replaces the socket's program, at once. RESOURCE_EXHAUSTED when the kernel has no room for it,
-// UNAVAILABLE with its reason when it takes none.
+// PERMISSION_DENIED when it takes programs for TCP from privileged processes only, as newer ones do
+// (CAP_NET_ADMIN), UNAVAILABLE with its reason otherwise.
 absl::Status AttachHostFilter(int fd, const std::vector<sock_filter>& program);
 
 }  // namespace kvmill

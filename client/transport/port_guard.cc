@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -117,7 +118,21 @@ absl::StatusOr<std::uint16_t> FreePort(bool ipv6, std::uint16_t first, std::uint
 
 PortGuard::~PortGuard() {
   MutexLock lock(mu_);
-  for (const int fd : sockets_) close(fd);
+  for (const Socket& socket : sockets_) close(socket.fd);
+}
+
+absl::Status PortGuard::LetIn(const std::vector<HostAddress>& hosts, Socket* socket) {
+  if (socket->filters) {
+    const absl::Status status = AttachHostFilter(socket->fd, HostFilterProgram(hosts));
+    if (!absl::IsPermissionDenied(status)) return status;
+    socket->filters = false;
+  }
+  std::set<HostRange> ranges = AllBut(hosts, socket->ipv6);
+  // IPv4 comes to a socket of IPv6 as well, unless it is bound to an address of that.
+  if (socket->ipv6) ranges.insert(HostRange{});
+  KVMILL_RETURN_IF_ERROR(DemandSignatures(socket->fd, socket->ranges, ranges));
+  socket->ranges = std::move(ranges);
+  return absl::OkStatus();
 }
 
 absl::Status PortGuard::Shut(std::uint16_t port, const std::set<ino_t>& others) {
@@ -126,14 +141,18 @@ absl::Status PortGuard::Shut(std::uint16_t port, const std::set<ino_t>& others) 
   absl::Status status = absl::NotFoundError(
       absl::StrCat("no socket of this process listens on port ", port, ", where UCX should"));
   bool early = false;
+  std::vector<Socket> sockets;
   VisitSockets(port, [&](const FoundSocket& found) {
     if (!found.listens || !shut.insert(found.inode).second) return false;
     if (absl::IsNotFound(status)) status = absl::OkStatus();
-    status.Update(AttachHostFilter(found.fd, program_));
-    early |= WaitingConnections(found.fd) > 0;
-    sockets_.push_back(found.fd);
+    sockets.push_back({.fd = found.fd, .ipv6 = IntOption(found.fd, SO_DOMAIN) == AF_INET6});
     return true;
   });
+  for (Socket& socket : sockets) {
+    status.Update(LetIn(hosts_, &socket));
+    early |= WaitingConnections(socket.fd) > 0;
+    sockets_.push_back(std::move(socket));
+  }
   KVMILL_RETURN_IF_ERROR(status);
   VisitSockets(port, [&](const FoundSocket& found) {
     early |= !found.listens;
@@ -148,22 +167,23 @@ absl::Status PortGuard::Admit(const std::vector<std::string>& hosts) {
   std::vector<HostAddress> addresses;
   for (const std::string& host : hosts) {
     KVMILL_ASSIGN_OR_RETURN(const HostAddress address, ParseHost(host));
-    addresses.push_back(address);
+    if (std::find(addresses.begin(), addresses.end(), address) == addresses.end()) {
+      addresses.push_back(address);
+    }
   }
   if (addresses.size() > kAdmittedHostsMax) {
     return absl::ResourceExhaustedError(absl::StrCat(
         addresses.size(), " hosts to admit to the data plane, at most ", kAdmittedHostsMax));
   }
-  const std::vector<sock_filter> program = HostFilterProgram(std::move(addresses));
   MutexLock lock(mu_);
   for (std::size_t i = 0; i < sockets_.size(); ++i) {
-    const absl::Status status = AttachHostFilter(sockets_[i], program);
+    const absl::Status status = LetIn(addresses, &sockets_[i]);
     if (status.ok()) continue;
     // Nothing changes: what was replaced goes back, which found room before.
-    while (i-- > 0) AttachHostFilter(sockets_[i], program_).IgnoreError();
+    while (i-- > 0) LetIn(hosts_, &sockets_[i]).IgnoreError();
     return status;
   }
-  program_ = program;
+  hosts_ = std::move(addresses);
   return absl::OkStatus();
 }
 

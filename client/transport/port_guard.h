@@ -1,6 +1,7 @@
 // Shuts the TCP ports that UCX listens on to all hosts but those that are admitted. UCX does not
 // give its sockets away: they are found among the descriptors of this process by their port, which
-// therefore has to be known. Internal to client/transport/.
+// therefore has to be known. By a filter where the kernel takes one, else by signatures. Internal
+// to client/transport/.
 #ifndef KVMILL_CLIENT_TRANSPORT_PORT_GUARD_H_
 #define KVMILL_CLIENT_TRANSPORT_PORT_GUARD_H_
 
@@ -14,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/transport/host_filter.h"
+#include "client/transport/host_signatures.h"
 #include "storage/core/mutex.h"
 
 namespace kvmill {
@@ -37,16 +39,24 @@ class PortGuard {
 
   // The sockets that listen on `port`, except those of `others`, take packets of admitted hosts
   // only: none so far. NOT_FOUND: there is none. ABORTED: somebody connected before, so that it
-  // must be opened anew. Otherwise as AttachHostFilter.
+  // must be opened anew. Otherwise as AttachHostFilter and DemandSignatures.
   absl::Status Shut(std::uint16_t port, const std::set<ino_t>& others);
 
   // From now on these hosts and no others; what is connected stays so. As Transport::Admit.
   absl::Status Admit(const std::vector<std::string>& hosts);
 
  private:
+  struct Socket {
+    int fd = -1;  // A duplicate.
+    bool ipv6 = false;
+    bool filters = true;  // Else signatures, of these.
+    std::set<HostRange> ranges = {};
+  };
+  static absl::Status LetIn(const std::vector<HostAddress>& hosts, Socket* socket);
+
   Mutex mu_;
-  std::vector<int> sockets_ ABSL_GUARDED_BY(mu_);  // Duplicates.
-  std::vector<sock_filter> program_ ABSL_GUARDED_BY(mu_) = HostFilterProgram({});
+  std::vector<Socket> sockets_ ABSL_GUARDED_BY(mu_);
+  std::vector<HostAddress> hosts_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace kvmill

@@ -139,9 +139,14 @@ def expect_unreachable(a, b, stranger, address):
                "    socket.create_connection((sys.argv[2], int(sys.argv[3])), 0.3, (sys.argv[1], 0)).sendall(bytes(64))\n"
                "except TimeoutError:\n"
                "    print('nobody answers')\n")
+    # Not for longer: UCX's client does not find its way between two IPv6 addresses of one interface.
+    nodad = ["nodad"] if ":" in stranger else []
+    prefix = stranger + ("/64" if nodad else "/24")
+    ip("-n", b.name, "addr", "add", prefix, "dev", "eth0", *nodad)
     for port in ports:
         said = b.run(sys.executable, "-c", connect, stranger, address, str(port))
         assert said == "nobody answers\n", f"{stranger} reached {address} port {port}"
+    ip("-n", b.name, "addr", "del", prefix, "dev", "eth0")
     assert a.daemon.poll() is None, a.log()
 
 
@@ -175,9 +180,7 @@ def main():
             for arguments in (("link", "set", "lo", "up"), ("link", "set", "eth0", "up"),
                               ("addr", "add", f"10.77.0.{number}/24", "dev", "eth0"),
                               ("addr", "add", f"fd77::{number}/64", "dev", "eth0", "nodad"),
-                              ("addr", "add", f"10.78.0.{number}/24", "dev", "eth0"),
-                              ("addr", "add", f"10.77.0.{number}9/24", "dev", "eth0"),
-                              ("addr", "add", f"fd77::{number}9/64", "dev", "eth0", "nodad")):
+                              ("addr", "add", f"10.78.0.{number}/24", "dev", "eth0")):
                 ip("-n", host.name, *arguments)
         ipv4, ipv6, other = ("10.77.0.1", "10.77.0.2"), ("fd77::1", "fd77::2"), ("10.78.0.1", "10.78.0.2")
         for addresses, grpc_addresses, flags in ((ipv4, ipv4, ()), (ipv6, ipv6, ()), (ipv4, ipv4, ("--data-plane-plaintext",)),

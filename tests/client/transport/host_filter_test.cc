@@ -14,10 +14,13 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "client/transport/host_signatures.h"
 #include "client/transport/own_hosts.h"
 #include "client/transport/port_guard.h"
 #include "client/transport/socket_address.h"
@@ -136,15 +139,17 @@ class HostFilterTest : public ::testing::Test {
     return host;
   }
 
-  void CheckVerdicts(bool ipv6) {
+  using LetIn = std::function<absl::Status(int fd, const std::vector<HostAddress>& hosts)>;
+  void CheckVerdicts(bool ipv6, const std::vector<std::size_t>& counts, const LetIn& let_in_only) {
     std::mt19937_64 random(7);
     Listener listener(ipv6 ? Host("fd77::1") : Host("127.0.0.1"));
-    for (const std::size_t count : {0u, 1u, 2u, 8u, 9u, 40u, 128u}) {
+    for (const std::size_t count : counts) {
       std::vector<HostAddress> admitted;
       for (std::size_t i = 0; i < count; ++i) admitted.push_back(Random(ipv6, &random));
       std::vector<HostAddress> with_others = admitted;  // Of the other family: they change nothing.
       if (count > 2 && count < 100) with_others.push_back(Host(ipv6 ? "127.0.0.1" : "fd77::1"));
-      ASSERT_TRUE(AttachHostFilter(listener.fd(), HostFilterProgram(with_others)).ok());
+      const absl::Status attached = let_in_only(listener.fd(), with_others);
+      ASSERT_TRUE(attached.ok()) << attached;
       std::vector<HostAddress> sources = admitted;
       for (std::size_t i = 0; i < 60; ++i) {
         HostAddress near = admitted.empty() ? Random(ipv6, &random) : admitted[i % admitted.size()];
@@ -182,11 +187,48 @@ TEST_F(HostFilterTest, HostsAreReadAsTheyAreWritten) {
   }
 }
 
-TEST_F(HostFilterTest, OnlyAdmittedHostsOfIpv4GetThrough) { CheckVerdicts(false); }
+absl::Status Filter(int fd, const std::vector<HostAddress>& hosts) {
+  return AttachHostFilter(fd, HostFilterProgram(hosts));
+}
+
+TEST_F(HostFilterTest, OnlyAdmittedHostsOfIpv4GetThrough) {
+  CheckVerdicts(false, {0, 1, 2, 8, 9, 40, 128}, Filter);
+}
 
 TEST_F(HostFilterTest, OnlyAdmittedHostsOfIpv6GetThrough) {
   if (!ipv6_) GTEST_SKIP() << "needs root and the program ip (package iproute2)";
-  CheckVerdicts(true);
+  CheckVerdicts(true, {0, 1, 2, 8, 9, 40, 128}, Filter);
+}
+
+TEST_F(HostFilterTest, SignaturesAreDemandedOfAllOthers) {
+  for (const bool ipv6 : {false, true}) {
+    if (ipv6 && !ipv6_) continue;
+    std::set<HostRange> had;
+    // From few to many and back: keys come and go.
+    CheckVerdicts(ipv6,
+                  ipv6 ? std::vector<std::size_t>{0, 1, 3, 2, 0}
+                       : std::vector<std::size_t>{0, 1, 2, 14, 3, 0},
+                  [&](int fd, const std::vector<HostAddress>& hosts) {
+                    const std::set<HostRange> wanted = AllBut(hosts, ipv6);
+                    const absl::Status status = DemandSignatures(fd, had, wanted);
+                    had = wanted;
+                    return status;
+                  });
+  }
+}
+
+TEST_F(HostFilterTest, SignaturesThatFindNoRoomChangeNothing) {
+  Listener listener(Host("127.0.0.1"));
+  const std::set<HostRange> few = AllBut({Host("127.0.0.1")}, false);
+  EXPECT_EQ(few.size(), 32u);
+  ASSERT_TRUE(DemandSignatures(listener.fd(), {}, few).ok());
+  std::vector<HostAddress> many;
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 4000; ++i) many.push_back(Random(false, &random));
+  EXPECT_EQ(DemandSignatures(listener.fd(), few, AllBut(many, false)).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(listener.Reached({Host("127.0.0.1"), many[0], many[3999]}),
+            (std::vector<bool>{true, false, false}));
 }
 
 TEST_F(HostFilterTest, TheLargestProgramsFitIntoWhatKernelsTake) {
@@ -222,7 +264,8 @@ TEST_F(HostFilterTest, TheGuardShutsWhatListensOnAPortAndNothingElse) {
   EXPECT_EQ(other.Reached(both), (std::vector<bool>{true, true}));
 
   EXPECT_EQ(guard.Admit({"127.0.0.2", "nobody"}).code(), absl::StatusCode::kInvalidArgument);
-  const std::vector<std::string> many(kAdmittedHostsMax + 1, "127.0.0.2");
+  std::vector<std::string> many;
+  for (std::size_t i = 0; i <= kAdmittedHostsMax; ++i) many.push_back(absl::StrCat("10.0.0.", i));
   const absl::Status too_many = guard.Admit(many);
   EXPECT_EQ(too_many.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(too_many.message()), HasSubstr("129 hosts"));
