@@ -108,14 +108,20 @@ CLI::App* CommandLine::Add(CLI::App& parent, const std::string& name, const std:
   return app;
 }
 
-void CommandLine::AddPath(CLI::App& app) {
-  const std::map<std::string, DataPath> paths = {
+void CommandLine::AddPath(CLI::App& app, bool* map) {
+  std::map<std::string, DataPath> paths = {
       {"auto", DataPath::kAuto}, {"inline", DataPath::kInline}, {"ucx", DataPath::kUcx}};
+  if (map != nullptr) paths["map"] = DataPath::kAuto;
+  const std::string in_place = map != nullptr ? "map (read in place), " : "";
   app.add_option_function<std::string>(
-         "--path", [this, paths](const std::string& name) { flags_.path = paths.at(name); },
-         "How blocks travel: inline (gRPC), ucx, or auto (default): ucx where the daemon is not "
-         "local and offers it")
-      ->check(CLI::IsMember({"auto", "inline", "ucx"}))
+         "--path",
+         [this, paths, map](const std::string& name) {
+           flags_.path = paths.at(name);
+           if (map != nullptr) *map = name == "map";
+         },
+         "How blocks travel: inline (gRPC), ucx, " + in_place +
+             "or auto (default): ucx to daemons elsewhere that offer it")
+      ->check(CLI::IsMember(paths))
       ->type_name("PATH");
   app.add_flag("--data-plane-plaintext", flags_.data_plane_plaintext,
                "UCX without encryption, as the daemon was started");

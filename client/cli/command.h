@@ -48,8 +48,9 @@ class CommandLine {
   CLI::App* Add(CLI::App& parent, const std::string& name, const std::string& summary,
                 const std::string& help, Body body);
 
-  // --path and --data-plane-plaintext, for commands that move blocks.
-  void AddPath(CLI::App& app);
+  // --path and --data-plane-plaintext, for commands that move blocks. With `map` --path takes `map`
+  // too, which sets it.
+  void AddPath(CLI::App& app, bool* map = nullptr);
 
   // Reads the command line and runs the command. The exit code.
   int Run(int argc, char** argv);

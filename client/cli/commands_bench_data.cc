@@ -13,25 +13,44 @@ namespace kvmill::cli {
 namespace {
 
 constexpr const char* kDataHelp =
-    "Moves blocks of Gaussian K and V (k4v2_g128, head_dim 128), about --bytes of pages each, one "
-    "a\n"
-    "call: first --count single calls, for their times, then as many by --depth threads, for the "
-    "rate.\n"
-    "The blocks have a namespace of their own and are removed afterwards.\n"
+    "Moves blocks of Gaussian K and V (k4v2_g128, head_dim 128), about --bytes of pages each: "
+    "first\n"
+    "--count single calls, each after a call without work, for their times; then as many by "
+    "--depth\n"
+    "threads of each client, for the rate. The blocks have a namespace of their own and are "
+    "removed.\n"
     "  gb_per_s          pages\n"
     "  raw_gb_per_s      the 16-bit values in them\n"
     "  empty_rpc_p50_us  a call without work, over gRPC\n"
-    "  transport         grpc, or what UCX negotiated\n"
+    "  transport         grpc, shm (map), or what UCX negotiated\n"
+    "  clients_gb_per_s  with --clients N the rate of 1, 2, 4, ... N clients, five times in turns; "
+    "medians\n";
+constexpr const char* kFetchHelp =
+    "--path map copies nothing. Its single calls are the map alone, until the client knows where "
+    "the\n"
+    "pages are; its rate is that of mapping blocks, loading one word of every cache line of their "
+    "pages,\n"
+    "and checking afterwards that what was read was right.\n"
     "\n"
-    "Example:\n";
-constexpr const char* kFetchExample =
-    "  kvmill bench fetch --path ucx --bytes 256KiB --count 2000\n";
-constexpr const char* kStoreExample = "  kvmill bench store --path ucx --bytes 1MiB --records\n";
+    "Examples:\n"
+    "  kvmill bench fetch --path ucx --bytes 256KiB --count 2000\n"
+    "  kvmill bench fetch --path map --bytes 4MiB --blocks 64 --depth 1\n";
+constexpr const char* kStoreHelp =
+    "\nExample:\n  kvmill bench store --path ucx --bytes 1MiB --records\n";
 
 absl::Status BenchData(const CommonFlags& common, const DataBenchOptions& options, bool store) {
-  KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
-  KVMILL_ASSIGN_OR_RETURN(const DataBenchResult result, store ? RunStoreBench(*client, options)
-                                                              : RunFetchBench(*client, options));
+  if (store && options.map) {
+    return UsageError(
+        "--path map: clients only read the daemon's memory, so a store goes by way of inline, ucx "
+        "or auto");
+  }
+  const auto connect = [&common] { return Connect(common); };
+  KVMILL_ASSIGN_OR_RETURN(const DataBenchResult result, store ? RunStoreBench(connect, options)
+                                                              : RunFetchBench(connect, options));
+  Json clients = Json::object();
+  for (const auto& [count, gb_per_s] : result.clients_gb_per_s) {
+    clients[absl::StrCat(count)] = gb_per_s;
+  }
   const double p50 = result.us[result.us.size() / 2];
   const double p99 = result.us[result.us.size() * 99 / 100];
   if (common.json) {
@@ -42,18 +61,27 @@ absl::Status BenchData(const CommonFlags& common, const DataBenchOptions& option
                {"empty_rpc_p50_us", result.empty_rpc_p50_us},
                {"transport", result.transport},
                {"page_bytes", result.page_bytes},
-               {"raw_bytes", result.raw_bytes}});
+               {"raw_bytes", result.raw_bytes},
+               {"blocks", options.blocks},
+               {"clients_gb_per_s", clients}});
     return absl::OkStatus();
   }
   Report report;
   report.Add("a block", HumanBytes(result.page_bytes),
              absl::StrCat(HumanBytes(result.raw_bytes), " in 16 bits, over ", result.transport));
-  report.Add("one call", absl::StrCat(HumanNumber(p50, 0), " us"),
+  report.Add(options.blocks == 1 ? "one call" : absl::StrCat("a call of ", options.blocks),
+             absl::StrCat(HumanNumber(p50, 0), " us"),
              absl::StrCat("median; p99 ", HumanNumber(p99, 0), " us, an empty RPC ",
                           HumanNumber(result.empty_rpc_p50_us, 0), " us"));
   report.Add("rate", absl::StrCat(HumanNumber(result.gb_per_s, 2), " GB/s"),
              absl::StrCat(HumanNumber(result.raw_gb_per_s, 2), " GB/s of 16-bit K and V, ",
-                          options.depth, " calls at once"));
+                          options.depth * options.clients, " calls at once"));
+  if (options.clients > 1) {
+    for (const auto& [count, gb_per_s] : result.clients_gb_per_s) {
+      report.Add(absl::StrCat(count, count == 1 ? " client" : " clients"),
+                 absl::StrCat(HumanNumber(gb_per_s, 2), " GB/s"));
+    }
+  }
   report.Print();
   return absl::OkStatus();
 }
@@ -63,17 +91,22 @@ void Add(CommandLine& line, CLI::App& bench, bool store) {
   CLI::App* app =
       line.Add(bench, store ? "store" : "fetch",
                store ? "Speed of storing in a daemon" : "Speed of fetching from a daemon",
-               absl::StrCat(kDataHelp, store ? kStoreExample : kFetchExample),
+               absl::StrCat(kDataHelp, store ? kStoreHelp : kFetchHelp),
                [&line, options, store] { return BenchData(line.flags(), *options, store); });
-  line.AddPath(*app);
+  line.AddPath(*app, &options->map);
   AddBytes(*app, "--bytes", options->bytes, "Pages of a block, about (default 1MiB)");
-  app->add_option("--count", options->count, "Blocks")
-      ->check(CLI::Range(1u, 10000000u))
-      ->capture_default_str();
-  app->add_option("--depth", options->depth, "Calls at once, for the rate")
-      ->check(CLI::Range(1u, 64u))
-      ->capture_default_str();
-  if (store) app->add_flag("--records", options->records, "Store tiles: nothing is encoded");
+  const auto add = [app](const char* name, std::uint32_t& value, std::uint32_t max,
+                         const char* help) {
+    app->add_option(name, value, help)->check(CLI::Range(1u, max))->capture_default_str();
+  };
+  add("--count", options->count, 10000000, "Calls");
+  add("--depth", options->depth, 64, "Calls at once of a client, for the rate");
+  add("--clients", options->clients, 64, "Clients with a connection each, for the rate");
+  if (store) {
+    app->add_flag("--records", options->records, "Store tiles: nothing is encoded");
+  } else {
+    add("--blocks", options->blocks, 4096, "Blocks of one call");
+  }
 }
 
 }  // namespace

@@ -177,7 +177,8 @@ class Files(Case):
 
 class Usage(Case):
     COMMANDS = ["encode", "decode", "put", "get", "lookup", "rm", "clear", "flush", "evict", "stat", "ls", "verify",
-                "replay", "capacity", "bench encode", "bench attention", "bench lookup", "bench disk"]
+                "replay", "capacity", "bench encode", "bench attention", "bench lookup", "bench disk", "bench fetch",
+                "bench store"]
 
     def test_every_command_explains_itself(self):
         self.assertEqual(self.kvmill("--help").error, "")
@@ -538,6 +539,24 @@ class WithDaemon(Case):
             self.assertTrue(all(line == line.rstrip() and len(line) < 140 for line in output.splitlines()))
         columns = {line.index("  ") for line in put.splitlines()}
         self.assertEqual(len({line[:max(columns) + 2].rstrip() for line in put.splitlines()}), put.count("\n"))
+
+    def test_bench_fetch_maps_and_gives_the_leases_back(self):
+        small = ("--bytes", "64KiB", "--count", "5", "--json")
+        said = self.kvmill("bench", "fetch", "--path", "map", "--blocks", "8", "--clients", "3", "--depth", "2", *small).json()
+        self.assertEqual((said["transport"], said["blocks"]), ("shm", 8))
+        self.assertEqual(list(said["clients_gb_per_s"]), ["1", "2", "3"])
+        self.assertEqual(said["gb_per_s"], said["clients_gb_per_s"]["3"])
+        self.assertTrue(0 < said["p50_us"] <= said["p99_us"])
+        self.assertGreater(said["empty_rpc_p50_us"], 0)
+        self.assertAlmostEqual(said["raw_gb_per_s"] / said["gb_per_s"], said["raw_bytes"] / said["page_bytes"])
+        after = self.kvmill("stat", "--json").json()
+        self.assertEqual(after["leases"], 0)
+        self.assertEqual(self.kvmill("ls", "--json").output.count("kvmill-bench"), 0)
+        inline = self.kvmill("bench", "fetch", "--path", "inline", "--blocks", "20", *small).json()
+        self.assertEqual((inline["transport"], list(inline["clients_gb_per_s"])), ("grpc", ["1"]))
+        self.assertIn("only read", self.kvmill("bench", "store", "--path", "map", *small, code=2).error)
+        self.assertIn("socket", self.kvmill("bench", "fetch", "--path", "map", *small, code=1,
+                                            server=self.daemon.ready["listen"]).error)
 
     def test_tcp_over_ipv6_works_and_is_no_place_for_admin(self):
         server = self.daemon.ready["listen"]
