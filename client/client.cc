@@ -28,8 +28,21 @@ ServerStat StatFromProto(const v1::StatReply& reply) {
   for (const v1::TierStat& tier : reply.tiers()) {
     const absl::StatusOr<Tier> which = FromProto(tier.tier());
     if (!which.ok()) continue;  // A tier of a newer daemon.
-    stat.tiers.push_back({*which, tier.used_bytes(), tier.capacity_bytes(), tier.blocks()});
+    stat.tiers.push_back({*which, tier.used_bytes(), tier.capacity_bytes(), tier.blocks(),
+                          tier.hit_blocks(), tier.evicted_blocks()});
   }
+  for (const v1::TransferStat& t : reply.transfers()) {
+    stat.transfers.push_back({t.path(), t.transport(), t.bytes_in(), t.bytes_out()});
+  }
+  stat.lookup_requests = reply.lookup_requests();
+  stat.stored_blocks = reply.stored_blocks();
+  stat.existing_blocks = reply.existing_blocks();
+  stat.rejected_blocks = reply.rejected_blocks();
+  stat.fetched_blocks = reply.fetched_blocks();
+  stat.fetch_misses = reply.fetch_misses();
+  stat.leased_bytes = reply.leased_bytes();
+  stat.lease_expirations = reply.lease_expirations();
+  stat.draining = reply.draining();
   stat.raw_bytes_ingested = reply.raw_bytes_ingested();
   stat.encoded_bytes_stored = reply.encoded_bytes_stored();
   stat.lookup_blocks = reply.lookup_blocks();

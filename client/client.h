@@ -185,15 +185,32 @@ struct TierUsage {
   std::uint64_t used_bytes = 0;
   std::uint64_t capacity_bytes = 0;
   std::uint64_t blocks = 0;
+  std::uint64_t hit_blocks = 0;      // That lookups found there, and
+  std::uint64_t evicted_blocks = 0;  //   that left to make room or on an administrator's wish.
 };
 
+// Bytes of blocks that moved, by way.
+struct TransferUsage {
+  std::string path;       // "inline", "map" or "ucx".
+  std::string transport;  // "grpc", "shm", or what UCX negotiated.
+  std::uint64_t bytes_in = 0, bytes_out = 0;
+};
+
+// Counters since the daemon's start, and gauges. A tenant other than the daemon's own sees no
+// counters and no capacities: 0.
 struct ServerStat {
   std::uint64_t blocks = 0, pages = 0, sessions = 0, leases = 0;
   std::vector<TierUsage> tiers;
   std::uint64_t raw_bytes_ingested = 0, encoded_bytes_stored = 0;  // Their ratio is compression.
   std::uint64_t lookup_blocks = 0, hit_blocks = 0;                 // Their ratio is hit_rate.
+  std::uint64_t lookup_requests = 0;
+  std::uint64_t stored_blocks = 0, existing_blocks = 0, rejected_blocks = 0;
+  std::uint64_t fetched_blocks = 0, fetch_misses = 0;
+  std::vector<TransferUsage> transfers;
+  std::uint64_t leased_bytes = 0, lease_expirations = 0;
   std::uint64_t checksum_failures = 0;
   std::uint64_t unwritten_blocks = 0, metadata_bytes = 0;
+  bool draining = false;
   std::string boot_id;  // Lower-case hex.
   double uptime_s = 0;
 };

@@ -10,6 +10,7 @@
 #include "service/fetch_call.h"
 #include "service/map_call.h"
 #include "service/store_call.h"
+#include "service/transfers.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -46,6 +47,7 @@ void FillDaemonStat(const ServiceContext& context, v1::StatReply* reply) {
   reply->set_boot_id(context.boot_id);
   reply->set_uptime_s(static_cast<double>(context.clock.MonotonicNanos() - context.start_nanos) *
                       1e-9);
+  reply->set_draining(context.draining.load(std::memory_order_relaxed));
 }
 
 }  // namespace
@@ -57,6 +59,8 @@ void FillStat(const ServiceContext& context, v1::StatReply* reply) {
   const SessionTable::Stats sessions = context.sessions.stats();
   reply->set_sessions(sessions.sessions);
   reply->set_leases(sessions.leases);
+  reply->set_leased_bytes(sessions.leased_bytes);
+  reply->set_lease_expirations(sessions.lease_expirations);
   for (std::size_t i = 0; i < kTierCount; ++i) {
     const TierStats& tier = stats.tiers[i];
     if (tier.capacity_bytes == 0) continue;
@@ -65,11 +69,32 @@ void FillStat(const ServiceContext& context, v1::StatReply* reply) {
     t->set_used_bytes(tier.used_bytes);
     t->set_capacity_bytes(tier.capacity_bytes);
     t->set_blocks(tier.blocks);
+    t->set_hit_blocks(stats.hit_blocks[i]);
+    t->set_evicted_blocks(
+        stats.evicted_blocks[i][static_cast<std::size_t>(EvictReason::kCapacity)] +
+        stats.evicted_blocks[i][static_cast<std::size_t>(EvictReason::kAdmin)]);
+  }
+  DataPlane::Stats data;
+  if (context.data_plane != nullptr) data = context.data_plane->stats();
+  for (const Transfer& transfer : TransfersOf(context, data)) {
+    v1::TransferStat* t = reply->add_transfers();
+    t->set_path(transfer.path);
+    t->set_transport(transfer.transport);
+    t->set_bytes_in(transfer.bytes_in.value_or(0));
+    t->set_bytes_out(transfer.bytes_out);
   }
   reply->set_raw_bytes_ingested(Sum(stats.raw_bytes_ingested));
   reply->set_encoded_bytes_stored(Sum(stats.encoded_bytes_stored));
+  reply->set_lookup_requests(stats.lookup_hit + stats.lookup_partial + stats.lookup_miss);
   reply->set_lookup_blocks(stats.lookup_blocks);
   reply->set_hit_blocks(Sum(stats.hit_blocks));
+  reply->set_stored_blocks(stats.stored_blocks);
+  reply->set_existing_blocks(stats.existing_blocks);
+  reply->set_rejected_blocks(stats.rejected_blocks);
+  for (const auto& by_tier : stats.fetched_blocks) {
+    reply->set_fetched_blocks(reply->fetched_blocks() + Sum(by_tier));
+  }
+  reply->set_fetch_misses(Sum(stats.fetch_misses));
   reply->set_checksum_failures(Sum(stats.checksum_failures));
   reply->set_unwritten_blocks(stats.unwritten_blocks);
   reply->set_metadata_bytes(stats.metadata_bytes);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/data_plane.h"
+#include "service/transfers.h"
 #include "storage/store_stats.h"
 
 namespace kvmill {
@@ -144,15 +145,13 @@ const Family kFamilies[] = {
      }},
     {"bytes_total", MetricType::Counter, "Bulk bytes of blocks, by direction, path and transport.",
      [](const Source& s, MetricFamily* out) {
-       Add(out, s.context.counters.mapped_bytes.load(std::memory_order_relaxed),
-           {{"direction", "out"}, {"path", "map"}, {"transport", "shm"}});
-       Add(out, s.context.counters.inline_bytes_in.load(std::memory_order_relaxed),
-           {{"direction", "in"}, {"path", "inline"}, {"transport", "grpc"}});
-       Add(out, s.context.counters.inline_bytes_out.load(std::memory_order_relaxed),
-           {{"direction", "out"}, {"path", "inline"}, {"transport", "grpc"}});
-       for (const auto& [transport, bytes] : s.data.bytes) {
-         Add(out, bytes.first, {{"direction", "in"}, {"path", "ucx"}, {"transport", transport}});
-         Add(out, bytes.second, {{"direction", "out"}, {"path", "ucx"}, {"transport", transport}});
+       for (const Transfer& t : TransfersOf(s.context, s.data)) {
+         const auto labels = [&t](const char* direction) {
+           return std::vector<Label>{
+               {"direction", direction}, {"path", t.path}, {"transport", t.transport}};
+         };
+         if (t.bytes_in.has_value()) Add(out, *t.bytes_in, labels("in"));
+         Add(out, t.bytes_out, labels("out"));
        }
      }},
     {"raw_bytes_ingested_total", MetricType::Counter,

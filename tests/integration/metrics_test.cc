@@ -146,6 +146,26 @@ TEST_F(MetricsTest, CountersSayWhatTheWorkloadDid) {
   EXPECT_GT(m("stage_duration_seconds_count{op=\"store\",stage=\"encode\"}"), 0);
   EXPECT_FALSE(m.has("tier_blocks{tier=\"gpu\"}")) << "a tier that this daemon does not have";
 
+  // Stat says the same.
+  const auto stat = client_->Stat();
+  ASSERT_TRUE(stat.ok()) << stat.status();
+  EXPECT_EQ(stat->lookup_requests, 3u);
+  EXPECT_EQ(stat->stored_blocks, 3u);
+  EXPECT_EQ(stat->existing_blocks, 3u);
+  EXPECT_EQ(stat->rejected_blocks, 1u);
+  EXPECT_EQ(stat->fetched_blocks, 2u);
+  EXPECT_EQ(stat->fetch_misses, 1u);
+  EXPECT_FALSE(stat->draining);
+  ASSERT_EQ(stat->tiers.size(), 2u);
+  EXPECT_EQ(stat->tiers[0].hit_blocks, 6u);
+  EXPECT_EQ(stat->tiers[1].hit_blocks, 0u);
+  ASSERT_EQ(stat->transfers.size(), 2u);
+  EXPECT_EQ(stat->transfers[0].path, "map");
+  EXPECT_EQ(stat->transfers[1].path, "inline");
+  EXPECT_EQ(stat->transfers[1].transport, "grpc");
+  EXPECT_EQ(stat->transfers[1].bytes_out, fetched->page_bytes);
+  EXPECT_GE(stat->transfers[1].bytes_in, stored.raw_bytes);
+
   // Evicted from memory, the blocks are found and fetched on disk.
   const auto evicted = client_->Evict(Tier::kHost, 0);
   ASSERT_TRUE(evicted.ok()) << evicted.status();
@@ -157,6 +177,8 @@ TEST_F(MetricsTest, CountersSayWhatTheWorkloadDid) {
   EXPECT_EQ(after("hit_blocks_total{tier=\"disk\"}"), 3);
   EXPECT_EQ(after("fetched_blocks_total{path=\"inline\",tier=\"disk\",result=\"hit\"}"), 1);
   EXPECT_EQ(after("eviction_age_seconds_count{tier=\"host\"}"), 3);
+  EXPECT_EQ(client_->Stat()->tiers[0].evicted_blocks, 3u);
+  EXPECT_EQ(client_->Stat()->tiers[1].hit_blocks, 3u);
 
   // A restart starts the counters again and finds the blocks.
   Kill();
