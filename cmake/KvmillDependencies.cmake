@@ -15,6 +15,7 @@ pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(microhttpd REQUIRED IMPORTED_TARGET libmicrohttpd)
 pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)
 pkg_check_modules(isal REQUIRED IMPORTED_TARGET libisal)
+pkg_check_modules(ncurses REQUIRED IMPORTED_TARGET ncurses)
 pkg_check_modules(ucx REQUIRED IMPORTED_TARGET ucx)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 if(PROJECT_IS_TOP_LEVEL)  # The Python package, and lints.

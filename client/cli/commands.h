@@ -11,6 +11,7 @@ void AddStoreCommands(CommandLine& line);    // put
 void AddFetchCommands(CommandLine& line);    // lookup, get
 void AddRemovalCommands(CommandLine& line);  // rm, clear, flush, evict
 void AddInspectCommands(CommandLine& line);  // stat, ls, verify
+void AddTopCommand(CommandLine& line);       // top
 void AddPlanCommands(CommandLine& line);     // replay, capacity
 void AddBenchCommands(CommandLine& line);    // bench encode, lookup
 // Called by AddBenchCommands.

@@ -178,7 +178,7 @@ class Files(Case):
 class Usage(Case):
     COMMANDS = ["encode", "decode", "put", "get", "lookup", "rm", "clear", "flush", "evict", "stat", "ls", "verify",
                 "replay", "capacity", "bench encode", "bench attention", "bench lookup", "bench disk", "bench fetch",
-                "bench store"]
+                "bench store", "top"]
 
     def test_every_command_explains_itself(self):
         self.assertEqual(self.kvmill("--help").error, "")
@@ -219,6 +219,7 @@ class Usage(Case):
             ["replay", "--trace", "t", "--blocks", "0"], ["replay", "--trace", "t", "--blocks", "1", "--policy", "x"],
             ["bench", "encode", "--format", "k9v9_g1"], ["bench", "encode", "--simd", "MMX"],
             ["bench", "attention", "--simd", "MMX"], ["bench", "attention", "--simd", "AVX3+MMX"],
+            ["top", "--json"], ["top", "--interval", "0"], ["top", "--interval", "99ms"], ["top", "--interval", "2h"],
             ["bench", "attention", "--heads-q", "7", "--heads-kv", "2"], ["bench", "attention", "--context", "0"],
         ]
         for arguments in table:
