@@ -1,16 +1,14 @@
 // Encode and decode at every SIMD level of this CPU, one core: microseconds per tile, the fastest
 // and the median of the runs, and the ratio to the bound (the two passes per iteration alone).
-//
-//   encode_bench [format] [head_dim] [milliseconds per measurement]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "kernels/decode.h"
 #include "kernels/encode.h"
 #include "kernels/encode_bound.h"
@@ -41,9 +39,16 @@ Times Measure(double milliseconds, const Run& run) {
 }
 
 int Main(int argc, char** argv) {
-  const std::string name = argc > 1 ? argv[1] : "k4v2_g128";
-  const auto head_dim = static_cast<std::uint32_t>(argc > 2 ? std::atoi(argv[2]) : 128);
-  const double milliseconds = argc > 3 ? std::atof(argv[3]) : 300;
+  std::string name = "k4v2_g128";
+  std::uint32_t head_dim = 128;
+  double milliseconds = 300;
+  CLI::App app("Encode and decode at every SIMD level of this CPU, one core: times of a tile.");
+  app.add_option("format", name)->capture_default_str();
+  app.add_option("head_dim", head_dim)->capture_default_str();
+  app.add_option("milliseconds", milliseconds, "Of a measurement")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
   const absl::StatusOr<TileFormat> parsed = ParseTileFormat(name, head_dim);
   if (!parsed.ok()) {
     std::fprintf(stderr, "%s\n", std::string(parsed.status().message()).c_str());

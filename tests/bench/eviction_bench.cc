@@ -1,14 +1,12 @@
 // Every eviction policy in a full tier: nanoseconds for one Evict, Insert and Touch, and the
 // longest single Evict. Blocks form chains of 32; the touched block is any that is present.
-//
-//   eviction_bench [entries, default 1000000]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "storage/eviction/policy.h"
 
 namespace kvmill {
@@ -29,8 +27,13 @@ std::uint64_t Draw(std::uint64_t* state) {
 }
 
 int Main(int argc, char** argv) {
-  const auto entries = static_cast<std::uint32_t>(argc > 1 ? std::atoi(argv[1]) : 1'000'000);
   constexpr std::uint32_t kChain = 32;
+  std::uint32_t entries = 1'000'000;
+  CLI::App app("Every eviction policy in a full tier: nanoseconds for an Evict, Insert and Touch.");
+  app.add_option("entries", entries, "Of the tier")
+      ->check(CLI::Range(kChain, 100'000'000u))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
   std::printf("%u entries, all present\n", entries);
   std::printf("%-10s %16s %16s %14s %12s\n", "policy", "evict+insert_ns", "touch_ns",
               "longest_evict", "bytes/entry");

@@ -1,13 +1,12 @@
 // The table of docs/decisions/0002-eviction-policy.md: hit rates in percent of every policy, plain
 // and with leaves leaving first, on the made-up workloads and on a trace.
-//
-//   eviction_table [trace.jsonl, one {"hash_ids": [...]} a line]
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "storage/eviction/policy.h"
 #include "storage/eviction/replay.h"
 #include "tests/storage/eviction_workloads.h"
@@ -38,19 +37,24 @@ int PrintRow(const Workload& workload, std::string_view policy, bool leaf_first)
 }
 
 int Main(int argc, char** argv) {
+  std::string trace;
+  CLI::App app(
+      "Hit rates in percent of every eviction policy, on made-up workloads and on a trace.");
+  app.add_option("trace", trace, "A file with {\"hash_ids\": [...]} a line");
+  CLI11_PARSE(app, argc, argv);
   std::vector<Workload> workloads = {
       {"chat", ChatTrace(1, 6000), {500, 1000, 2000, 4000, 8000}},
       {"documents", DocumentsTrace(1, 6000), {500, 1000, 2000, 4000, 8000}},
       {"scan", ScanTrace(1, 6000), {500, 1000, 2000, 4000, 8000}},
       {"loop of 1100", LoopTrace(110, 20), {1000}},
   };
-  if (argc > 1) {
-    std::ifstream file(argv[1]);
+  if (!trace.empty()) {
+    std::ifstream file(trace);
     if (!file) {
-      std::fprintf(stderr, "cannot read %s\n", argv[1]);
+      std::fprintf(stderr, "cannot read %s\n", trace.c_str());
       return 1;
     }
-    Workload workload{argv[1], {}, {1'000, 10'000, 40'000, 50'000}};
+    Workload workload{trace, {}, {1'000, 10'000, 40'000, 50'000}};
     for (std::string line; std::getline(file, line);) {
       workload.trace.push_back(
           nlohmann::json::parse(line).at("hash_ids").get<std::vector<std::uint64_t>>());

@@ -1,8 +1,6 @@
 // Put and get through a real kvmilld over its unix socket, bytes inline, against encoding in
 // process with the same number of threads.
 //
-//   inline_bench [--threads T] [--blocks N] [--rounds R] [--gets G]
-//
 // Prints one line per round: put and encode in GB/s of 16-bit bytes and their ratio, get in GB/s of
 // records. Shape: 36 layers, 8 KV heads, head_dim 128, k4v2_g128, 32-byte keys.
 #include <sys/resource.h>
@@ -12,7 +10,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -21,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "client/client.h"
 #include "kernels/encode.h"
 #include "kernels/float16.h"
@@ -130,16 +128,17 @@ int Main(int argc, char** argv) {
   std::uint32_t blocks = 32;
   std::uint32_t rounds = 5;
   std::uint32_t gets = 1;
-  int callers = 1;  // Of gets: clients with a connection each, which share the blocks.
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string flag = argv[i];
-    const int value = std::atoi(argv[i + 1]);
-    if (flag == "--threads") threads = value;
-    if (flag == "--blocks") blocks = static_cast<std::uint32_t>(value);
-    if (flag == "--gets") gets = static_cast<std::uint32_t>(value);
-    if (flag == "--callers") callers = std::max(1, value);
-    if (flag == "--rounds") rounds = static_cast<std::uint32_t>(value);
-  }
+  int callers = 1;
+  CLI::App app("Put and get through a kvmilld of its own, inline, against encoding alone.");
+  const auto add = [&app](const char* name, auto& value, int max, const char* help) {
+    app.add_option(name, value, help)->check(CLI::Range(1, max))->capture_default_str();
+  };
+  add("--threads", threads, 256, "Encode threads, of the daemon and alone");
+  add("--blocks", blocks, 4096, "Of a put");
+  add("--gets", gets, 1000000, "Of the blocks, in every round");
+  add("--callers", callers, 64, "Of gets: clients with a connection each, which share the blocks");
+  add("--rounds", rounds, 1000000, "");
+  CLI11_PARSE(app, argc, argv);
   // Eight blocks of distinct values, larger than the caches together, used in turn.
   const std::size_t layer_values = std::size_t{kTokens} * kHeads * kHeadDim;
   const std::uint32_t distinct = std::min(blocks, 8u);

@@ -1,8 +1,6 @@
 // Map of blocks of a real kvmilld against an empty call to it, and attention on the mapped tiles
 // against a private copy of them.
 //
-//   map_bench [--blocks N] [--layers L] [--count C]
-//
 // Prints the medians and their ratios. 8 KV heads, head_dim 128, k4v2_g128; every map after an
 // empty call; attention over one layer, 8 queries a KV head, one thread, processor time.
 #include <time.h>
@@ -12,12 +10,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
 #include "client/mapped_blocks.h"
@@ -220,13 +218,16 @@ absl::Status Run(const MapBenchOptions& options) {
 
 int Main(int argc, char** argv) {
   MapBenchOptions options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string flag = argv[i];
-    const auto value = static_cast<std::uint32_t>(std::max(1, std::atoi(argv[i + 1])));
-    if (flag == "--blocks") options.blocks = value;
-    if (flag == "--layers") options.layers = value;
-    if (flag == "--count") options.count = value;
-  }
+  CLI::App app(
+      "Map of blocks of a kvmilld of its own against an empty call, and attention over them in "
+      "place against a private copy.");
+  const auto add = [&app](const char* name, std::uint32_t& value, std::uint32_t max) {
+    app.add_option(name, value)->check(CLI::Range(1u, max))->capture_default_str();
+  };
+  add("--blocks", options.blocks, 4096);
+  add("--layers", options.layers, kLayersMax);
+  add("--count", options.count, 1000000);
+  CLI11_PARSE(app, argc, argv);
   const absl::Status status = Run(options);
   if (status.ok()) return 0;
   std::fprintf(stderr, "%s\n", status.ToString().c_str());

@@ -1,9 +1,5 @@
 // Two processes on loopback and the transport between them, against ucx_perftest in the same run.
 //
-//   transport_bench [--rounds R] [--tls LIST] [--settings NAME=VALUE,...] [--segment BYTES] [--only
-//   put|get]
-//   [--no-perftest]
-//
 // Each round measures, one after the other: ucx_perftest (active messages, error handling on) and
 // our copies of the same size, plaintext and encrypted; and gets of 64 and 256 KiB. Prints the
 // median of the rounds and the range. Rates are 1e9 bytes a second; CPU is what both processes
@@ -28,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -381,39 +378,26 @@ int Main(const Settings& settings) {
 int main(int argc, char** argv) {
   kvmill::Settings settings;
   settings.ucx.tls = "tcp";
-  std::string serve;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const std::string value = i + 1 < argc ? argv[i + 1] : "";
-    if (argument == "--serve" || argument == "--serve-plaintext") {
-      serve = argument;
-      continue;
-    }
-    if (argument == "--no-perftest") {
-      settings.perftest = false;
-      continue;
-    }
-    ++i;
-    if (argument == "--rounds") {
-      settings.rounds = std::max(1, std::atoi(value.c_str()));
-    } else if (argument == "--segment") {
-      settings.segment_bytes = static_cast<std::uint32_t>(std::atoi(value.c_str()));
-    } else if (argument == "--only") {
-      settings.only = value;
-    } else if (argument == "--tls") {
-      settings.ucx.tls = value;
-    } else if (argument == "--settings") {
-      settings.text = value;
-      for (const auto& setting : absl::StrSplit(value, ',', absl::SkipEmpty())) {
-        const std::pair<std::string, std::string> pair =
-            absl::StrSplit(setting, absl::MaxSplits('=', 1));
-        settings.ucx.settings.push_back(pair);
-      }
-    } else {
-      std::fprintf(stderr, "%s: unknown\n", argument.c_str());
-      return 2;
-    }
+  bool serve = false, serve_plaintext = false, no_perftest = false;
+  CLI::App app("Two processes on loopback and the transport between them, beside ucx_perftest.");
+  app.add_option("--rounds", settings.rounds)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--tls", settings.ucx.tls, "UCX_TLS")->capture_default_str();
+  app.add_option("--settings", settings.text, "NAME=VALUE,... of UCX");
+  app.add_option("--segment", settings.segment_bytes, "Bytes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--only", settings.only)->check(CLI::IsMember({"put", "get"}));
+  app.add_flag("--no-perftest", no_perftest, "Nothing beside it");
+  // Of the other process, which this one starts.
+  app.add_flag("--serve", serve)->group("");
+  app.add_flag("--serve-plaintext", serve_plaintext)->group("");
+  CLI11_PARSE(app, argc, argv);
+  settings.perftest = !no_perftest;
+  for (const auto& setting : absl::StrSplit(settings.text, ',', absl::SkipEmpty())) {
+    const std::pair<std::string, std::string> pair =
+        absl::StrSplit(setting, absl::MaxSplits('=', 1));
+    settings.ucx.settings.push_back(pair);
   }
-  if (!serve.empty()) kvmill::Serve(settings, serve == "--serve-plaintext", 0, 1);
+  if (serve || serve_plaintext) kvmill::Serve(settings, serve_plaintext, 0, 1);
   return kvmill::Main(settings);
 }
