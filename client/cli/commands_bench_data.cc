@@ -34,7 +34,7 @@ constexpr const char* kFetchHelp =
     "\n"
     "Examples:\n"
     "  kvmill bench fetch --path ucx --bytes 256KiB --count 2000\n"
-    "  kvmill bench fetch --path map --bytes 4MiB --blocks 64 --depth 1\n";
+    "  kvmill bench fetch --path map --bytes 1MiB --blocks 64\n";
 constexpr const char* kStoreHelp =
     "\nExample:\n  kvmill bench store --path ucx --bytes 1MiB --records\n";
 
