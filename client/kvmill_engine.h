@@ -28,8 +28,9 @@ typedef struct kvmill_session_event {
   uint64_t leases;
   uint32_t what; /* KVMILL_SESSION_... */
 } kvmill_session_event;
-/* Of a KVMILL_SESSION_EVENT, which comes out of kvmill_client_options.session_queue like the events
- * of operations, with code OK, and whose result is freed like theirs. */
+/* An event is not repeated while one of its tag and kind is still in the queue: leases add up
+ * there. Of a KVMILL_SESSION_EVENT, which comes out of kvmill_client_options.session_queue like the
+ * events of operations, with code OK, and whose result is freed like theirs. */
 KVMILL_API kvmill_code kvmill_result_session(const kvmill_result* result,
                                              kvmill_session_event* event);
 

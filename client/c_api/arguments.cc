@@ -189,7 +189,7 @@ absl::StatusOr<Client::Options> ClientOptionsOf(const kvmill_client_options& fro
     result->operation = KVMILL_SESSION_EVENT;
     result->tag = tag;
     result->value = SessionNotice{event, leases};
-    to_queue->Tell(result.release());
+    to_queue->Tell(std::move(result));
   };
   return to;
 }

@@ -42,9 +42,16 @@ void Queue::Finish(kvmill_result* result) {
   --running_;
 }
 
-void Queue::Tell(kvmill_result* result) {
+void Queue::Tell(std::unique_ptr<kvmill_result> result) {
+  const SessionNotice& told = std::get<SessionNotice>(result->value);
   MutexLock lock(mu_);
-  Append(result);
+  for (kvmill_result* waiting = first_; waiting != nullptr; waiting = waiting->next) {
+    auto* const earlier = std::get_if<SessionNotice>(&waiting->value);
+    if (earlier == nullptr || waiting->tag != result->tag || earlier->event != told.event) continue;
+    earlier->leases += told.leases;
+    return;
+  }
+  Append(result.release());
 }
 
 void Queue::Append(kvmill_result* result) {

@@ -61,8 +61,9 @@ class Queue {
   void Begin();
   // The queue owns the result until Next() hands it out. Neither allocates nor fails.
   void Finish(kvmill_result* result);
-  // The same of an event that no operation began.
-  void Tell(kvmill_result* result);
+  // The same of an event of a session, which no operation began. One of the same kind that was not
+  // taken yet takes it in: who does not listen does not pile them up.
+  void Tell(std::unique_ptr<kvmill_result> result);
   absl::Status Next(std::int64_t timeout_ms, kvmill_event* event);
   absl::Status Drain(std::int64_t timeout_ms);
   std::size_t running();

@@ -187,7 +187,8 @@ class Client(_Base):
 
     def session_event(self, *, timeout: Optional[float] = None) -> Optional[SessionEvent]:
         """Waits for what the daemon says without being asked; None when nothing came within `timeout` seconds (None: for
-        ever). FailedPreconditionError once the client is closed."""
+        ever). Of each kind one is kept until it is taken; leases add up. FailedPreconditionError once the client is
+        closed."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _SLICE_SECONDS if end is None else min(_SLICE_SECONDS, end - time.monotonic())
@@ -246,7 +247,13 @@ class AsyncClient(_Base):
 
     def _on_told(self) -> None:
         while (event := self._events.take(0)) is not None:
-            self._told.append(_calls.session_event(event))
+            told = _calls.session_event(event)
+            for i, earlier in enumerate(self._told):  # As the queue does it: nobody may ever listen.
+                if earlier.kind == told.kind:
+                    self._told[i] = SessionEvent(told.kind, earlier.leases + told.leases)
+                    break
+            else:
+                self._told.append(told)
         self._telling.set()
 
     async def _run(self, call: Call[T]) -> T:

@@ -93,6 +93,20 @@ TEST_F(Sessions, EventsComeOutOfTheQueueThatTheClientNamed) {
   next(KVMILL_SESSION_LEASES_EXPIRED, 1);
   EXPECT_EQ(kvmill_queue_running(told), 0u);
   kvmill_mapped_free(mapped);
+
+  // Nobody listens: they add up in one event.
+  for (int i = 0; i < 3; ++i) {
+    kvmill_mapped* const short_lived = Map(ns, {"key"}, 20);
+    for (std::uint64_t left = 1; left > 0; usleep(10'000)) {
+      const Outcome outcome = Finish(kvmill_stat(client_, nullptr, queue_, 9));
+      auto stat = Init<kvmill_stat_result>();
+      ASSERT_EQ(kvmill_result_stat(outcome.result.get(), &stat), KVMILL_OK);
+      left = stat.leases;
+    }
+    kvmill_mapped_free(short_lived);
+  }
+  usleep(200'000);  // Until what was said of the last has come.
+  next(KVMILL_SESSION_LEASES_EXPIRED, 3);
   KillDaemon();
   next(KVMILL_SESSION_ENDED, 0);
   StartDaemon();
