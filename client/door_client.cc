@@ -4,13 +4,13 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -24,12 +24,22 @@ using std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRetryPause{20};
 constexpr int kPollMsMax = 60'000;
+// The door hangs up on who lets its answers pile up.
+constexpr std::size_t kUnansweredMax = 4;
 
 template <typename Time>
 int MillisUntil(Time deadline) {
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(deadline - Time::clock::now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, kPollMsMax));
+}
+
+// The process that listens at the other end.
+OwnedFd DaemonOf(int socket) {
+  ucred peer{};
+  socklen_t bytes = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0 || peer.pid <= 0) return {};
+  return OwnedFd(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
 }
 
 }  // namespace
@@ -109,19 +119,58 @@ void DoorClient::Refused(std::uint64_t number) {
   Wake();
 }
 
-void DoorClient::RequestArena(std::uint64_t number, DoorArenaRequest request, Deadline deadline,
-                              GotArena done) {
+bool DoorPass::DaemonIsGone() const {
+  if (!process.valid()) return false;
+  pollfd ended{process.get(), POLLIN, 0};
+  return poll(&ended, 1, 0) == 1 && (ended.revents & POLLIN) != 0;
+}
+
+void DoorClient::Ask(std::uint64_t pass_number, Request request) {
   bool open = false;
   {
     MutexLock lock(mu_);
-    open = !stopping_ && pass_ != nullptr && pass_->number == number;
-    if (open) arena_waiters_.push_back({number, request, deadline, false, std::move(done)});
+    open = !stopping_ && pass_ != nullptr && pass_->number == pass_number;
+    if (open) requests_.push_back(std::move(request));
   }
   if (open) {
     Wake();
   } else {
-    done(absl::UnavailableError("the connection to the daemon's door was lost"));
+    request.done(absl::UnavailableError("the connection to the daemon's door was lost"));
   }
+}
+
+void DoorClient::RequestArena(std::uint64_t number, DoorArenaRequest arena, Deadline deadline,
+                              GotArena done) {
+  Request request;
+  const auto bytes = BytesOf(arena);
+  request.packet.assign(bytes.begin(), bytes.end());
+  request.deadline = deadline;
+  request.done = [arena, done = std::move(done)](absl::StatusOr<Answer> answer) {
+    if (!answer.ok()) return done(answer.status());
+    const absl::StatusOr<DoorArena> got = ParseDoorMessage<DoorArena>(answer->packet);
+    if (!got.ok()) return done(got.status());
+    if (got->arena != arena.arena || got->tier != arena.tier ||
+        got->arena_epoch != arena.arena_epoch) {
+      return done(absl::InternalError("the door answered for another arena"));
+    }
+    if (!answer->fd.valid()) return done(absl::InternalError("the door sent no memory"));
+    done(ArenaMemory{std::move(answer->fd), got->arena_bytes});
+  };
+  Ask(number, std::move(request));
+}
+
+void DoorClient::SendRegion(std::uint64_t number, const DoorRegion& region, int fd,
+                            Deadline deadline, RegionTaken done) {
+  Request request;
+  const auto bytes = BytesOf(region);
+  request.packet.assign(bytes.begin(), bytes.end());
+  request.fd = fd;
+  request.deadline = deadline;
+  request.done = [done = std::move(done)](const absl::StatusOr<Answer>& answer) {
+    if (!answer.ok()) return done(answer.status());
+    done(ParseDoorMessage<DoorRegionTaken>(answer->packet).status());
+  };
+  Ask(number, std::move(request));
 }
 
 void DoorClient::Run() {
@@ -132,7 +181,8 @@ void DoorClient::Run() {
       if (stopping_) break;
     }
     DoorWelcome welcome;
-    const absl::StatusOr<OwnedFd> fd = Attempt(&welcome);
+    OwnedFd process;
+    const absl::StatusOr<OwnedFd> fd = Attempt(&welcome, &process);
     if (!fd.ok()) {
       FailAll(fd.status());
       continue;
@@ -144,6 +194,7 @@ void DoorClient::Run() {
     };
     pass->token_hex = hex(welcome.token);
     pass->boot_id_hex = hex(welcome.boot_id);
+    pass->process = std::move(process);
     std::vector<Waiter> entered;
     {
       MutexLock lock(mu_);
@@ -157,11 +208,11 @@ void DoorClient::Run() {
       MutexLock lock(mu_);
       pass_.reset();
     }
-    FailArenaRequests(absl::UnavailableError("the connection to the daemon's door was lost"));
+    FailRequests(absl::UnavailableError("the connection to the daemon's door was lost"));
     lost_(pass->number);
   }
   FailAll(absl::CancelledError("the client is being destroyed"));
-  FailArenaRequests(absl::CancelledError("the client is being destroyed"));
+  FailRequests(absl::CancelledError("the client is being destroyed"));
 }
 
 absl::StatusOr<OwnedFd> DoorClient::Connect(steady_clock::time_point give_up) {
@@ -194,10 +245,12 @@ absl::StatusOr<OwnedFd> DoorClient::Connect(steady_clock::time_point give_up) {
   }
 }
 
-absl::StatusOr<OwnedFd> DoorClient::Attempt(DoorWelcome* welcome) {
+absl::StatusOr<OwnedFd> DoorClient::Attempt(DoorWelcome* welcome, OwnedFd* process) {
   const auto give_up = steady_clock::now() + kAttemptMax;
   for (;;) {
     KVMILL_ASSIGN_OR_RETURN(OwnedFd fd, Connect(give_up));
+    // Before the hello: whoever answers that was alive afterwards, so its number was not another's.
+    *process = DaemonOf(fd.get());
     const auto hello = MakeDoorMessage<DoorHello>();
     bool heard = send(fd.get(), &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello);
     while (heard) {
@@ -249,12 +302,30 @@ void DoorClient::Serve(int fd) {
 
 void DoorClient::SendRequests(int fd) {
   MutexLock lock(mu_);
-  for (ArenaWaiter& waiter : arena_waiters_) {
-    if (waiter.sent) continue;
-    waiter.request.header.request = next_request_++;
-    // A full socket: it is tried again when an answer came.
-    if (send(fd, &waiter.request, sizeof(waiter.request), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;
-    waiter.sent = true;
+  std::size_t unanswered = 0;
+  for (Request& request : requests_) {
+    if (++unanswered > kUnansweredMax) return;
+    if (request.number != 0) continue;
+    const std::uint32_t number = next_request_;
+    std::memcpy(request.packet.data() + offsetof(DoorHeader, request), &number, sizeof(number));
+    iovec part{request.packet.data(), request.packet.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (request.fd >= 0) {
+      message.msg_control = control;
+      message.msg_controllen = sizeof(control);
+      cmsghdr* c = CMSG_FIRSTHDR(&message);
+      c->cmsg_level = SOL_SOCKET;
+      c->cmsg_type = SCM_RIGHTS;
+      c->cmsg_len = CMSG_LEN(sizeof(int));
+      std::memcpy(CMSG_DATA(c), &request.fd, sizeof(request.fd));
+    }
+    // A full socket, or too many descriptors on their way: again when an answer came.
+    if (sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;
+    request.number = number;
+    ++next_request_;
   }
 }
 
@@ -280,34 +351,25 @@ bool DoorClient::Receive(int fd) {
   const auto content = absl::MakeConstSpan(packet, static_cast<std::size_t>(bytes));
   const absl::StatusOr<DoorHeader> header = ParseDoorHeader(content);
   if (!header.ok()) return false;
-  absl::StatusOr<ArenaMemory> memory = absl::InternalError("the door sent no memory");
-  std::optional<DoorArena> arena;
+  if (header->request == 0) return false;  // The end, or nothing that was asked for.
+  absl::StatusOr<Answer> answer =
+      Answer{std::vector<std::byte>(content.begin(), content.end()), std::move(passed)};
   if (header->kind == static_cast<std::uint16_t>(DoorKind::kRefusal)) {
     const absl::StatusOr<DoorRefusal> refusal = ParseDoorMessage<DoorRefusal>(content);
-    if (!refusal.ok() || header->request == 0) return false;
-    memory = StatusFrom(*refusal);
-  } else {
-    const absl::StatusOr<DoorArena> parsed = ParseDoorMessage<DoorArena>(content);
-    if (!parsed.ok()) return false;
-    arena = *parsed;
-    if (passed.valid()) memory = ArenaMemory{std::move(passed), parsed->arena_bytes};
+    if (!refusal.ok()) return false;
+    answer = StatusFrom(*refusal);
   }
-  GotArena done;
+  std::function<void(absl::StatusOr<Answer>)> done;
   {
     MutexLock lock(mu_);
-    const auto it = std::find_if(arena_waiters_.begin(), arena_waiters_.end(), [&](const auto& w) {
-      return w.sent && w.request.header.request == header->request;
+    const auto it = std::find_if(requests_.begin(), requests_.end(), [&](const Request& request) {
+      return request.number == header->request;
     });
-    if (it == arena_waiters_.end()) return true;  // It did not wait that long.
-    const DoorArenaRequest& asked = it->request;
-    if (arena.has_value() && (arena->arena != asked.arena || arena->tier != asked.tier ||
-                              arena->arena_epoch != asked.arena_epoch)) {
-      memory = absl::InternalError("the door sent the memory of another arena");
-    }
+    if (it == requests_.end()) return true;  // It did not wait that long.
     done = std::move(it->done);
-    arena_waiters_.erase(it);
+    requests_.erase(it);
   }
-  done(std::move(memory));
+  done(std::move(answer));
   return true;
 }
 
@@ -315,8 +377,8 @@ int DoorClient::PollTimeoutMs() {
   MutexLock lock(mu_);
   int timeout = kPollMsMax;
   for (const Waiter& waiter : waiters_) timeout = std::min(timeout, MillisUntil(waiter.deadline));
-  for (const ArenaWaiter& waiter : arena_waiters_) {
-    timeout = std::min(timeout, MillisUntil(waiter.deadline));
+  for (const Request& request : requests_) {
+    timeout = std::min(timeout, MillisUntil(request.deadline));
   }
   return timeout;
 }
@@ -324,7 +386,7 @@ int DoorClient::PollTimeoutMs() {
 void DoorClient::FailExpired() {
   const auto now = std::chrono::system_clock::now();
   std::vector<Waiter> expired;
-  std::vector<ArenaWaiter> expired_arenas;
+  std::vector<Request> expired_requests;
   {
     MutexLock lock(mu_);
     const auto take = [now](auto& from, auto& to) {
@@ -334,12 +396,12 @@ void DoorClient::FailExpired() {
       from.erase(first, from.end());
     };
     take(waiters_, expired);
-    take(arena_waiters_, expired_arenas);
+    take(requests_, expired_requests);
   }
   const absl::Status late =
       absl::DeadlineExceededError(absl::StrCat("the daemon's door ", path_, " does not answer"));
   for (const Waiter& waiter : expired) waiter.done(late);
-  for (const ArenaWaiter& waiter : expired_arenas) waiter.done(late);
+  for (const Request& request : expired_requests) request.done(late);
 }
 
 void DoorClient::FailAll(const absl::Status& status) {
@@ -351,13 +413,13 @@ void DoorClient::FailAll(const absl::Status& status) {
   for (const Waiter& waiter : failed) waiter.done(status);
 }
 
-void DoorClient::FailArenaRequests(const absl::Status& status) {
-  std::vector<ArenaWaiter> failed;
+void DoorClient::FailRequests(const absl::Status& status) {
+  std::vector<Request> failed;
   {
     MutexLock lock(mu_);
-    failed.swap(arena_waiters_);
+    failed.swap(requests_);
   }
-  for (const ArenaWaiter& waiter : failed) waiter.done(status);
+  for (const Request& request : failed) request.done(status);
 }
 
 }  // namespace kvmill

@@ -43,6 +43,10 @@ struct DoorPass {
   std::uint64_t number = 0;  // Of this process: another one after every new connection. From 1.
   std::string token_hex;
   std::string boot_id_hex;
+  OwnedFd process;  // pidfd of the daemon; not valid when its process cannot be seen from here.
+
+  // The daemon has ended, for certain.
+  bool DaemonIsGone() const;
 };
 
 class DoorClient {
@@ -78,6 +82,12 @@ class DoorClient {
   void RequestArena(std::uint64_t number, DoorArenaRequest request, Deadline deadline,
                     GotArena done);
 
+  // Memory of a registered region: `fd` goes to the daemon, which answers when it has it mapped.
+  // `fd` must stay open until `done`; otherwise as RequestArena.
+  using RegionTaken = std::function<void(absl::Status status)>;
+  void SendRegion(std::uint64_t number, const DoorRegion& region, int fd, Deadline deadline,
+                  RegionTaken done);
+
   // Cancels and hangs up before the destructor does. Idempotent.
   void Stop();
 
@@ -86,28 +96,34 @@ class DoorClient {
     Deadline deadline;
     Entered done;
   };
-  struct ArenaWaiter {
-    std::uint64_t pass_number = 0;
-    DoorArenaRequest request{};
+  // An answer, and the descriptor that came along, if any.
+  struct Answer {
+    std::vector<std::byte> packet;
+    OwnedFd fd;
+  };
+  struct Request {
+    std::vector<std::byte> packet;
+    int fd = -1;  // That goes along; the caller's.
     Deadline deadline;
-    bool sent = false;
-    GotArena done;
+    std::uint32_t number = 0;  // 0: not sent yet.
+    std::function<void(absl::StatusOr<Answer> answer)> done;
   };
 
   void Run();
   // Connects and says hello; the connection's descriptor.
-  absl::StatusOr<OwnedFd> Attempt(DoorWelcome* welcome);
+  absl::StatusOr<OwnedFd> Attempt(DoorWelcome* welcome, OwnedFd* process);
   absl::StatusOr<OwnedFd> Connect(std::chrono::steady_clock::time_point give_up);
   // Serves the open connection until it ends or the object stops.
   void Serve(int fd);
   // False: the connection is over.
   bool Receive(int fd);
+  void Ask(std::uint64_t pass_number, Request request);
   void SendRequests(int fd);
   // Milliseconds until the first deadline of those who wait.
   int PollTimeoutMs();
   void FailExpired();
   void FailAll(const absl::Status& status);
-  void FailArenaRequests(const absl::Status& status);
+  void FailRequests(const absl::Status& status);
   void Wake();
   bool Stopping();
 
@@ -119,7 +135,7 @@ class DoorClient {
   CondVar changed_;
   std::shared_ptr<const DoorPass> pass_ ABSL_GUARDED_BY(mu_);  // Shared with who uses it.
   std::vector<Waiter> waiters_ ABSL_GUARDED_BY(mu_);           // At most one a running call.
-  std::vector<ArenaWaiter> arena_waiters_ ABSL_GUARDED_BY(mu_);
+  std::vector<Request> requests_ ABSL_GUARDED_BY(mu_);
   std::uint64_t passes_ ABSL_GUARDED_BY(mu_) = 0;
   std::uint64_t refused_ ABSL_GUARDED_BY(mu_) = 0;  // The highest number that was.
   std::uint32_t next_request_ ABSL_GUARDED_BY(mu_) = 1;

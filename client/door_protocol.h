@@ -1,7 +1,8 @@
 // Messages of the local door (docs/formats.md): what travels over PATH.door, one message a packet.
 //
 // A client says hello and is welcomed with a token, or refused with a reason. The welcomed then
-// asks for the memory of arenas that it has leases in, which comes as a file descriptor.
+// asks for the memory of arenas that it has leases in, which comes as a file descriptor, and sends
+// descriptors of memory that it registered.
 //
 // Shared by client/door_client.h and service/local_door.h. Pure functions, thread-safe. Any bytes
 // may be passed in.
@@ -40,6 +41,8 @@ enum class DoorKind : std::uint16_t {
   kRefusal = 3,       // Daemon: to anything; without a request number the connection ends.
   kArenaRequest = 4,  // Client.
   kArena = 5,         // Daemon: the answer, with one file descriptor.
+  kRegion = 6,        // Client: with one file descriptor.
+  kRegionTaken = 7,   // Daemon: the answer.
 };
 
 // The first bytes of every message, in every version.
@@ -96,6 +99,31 @@ struct DoorArena {
 };
 static_assert(sizeof(DoorArena) == 40);
 
+// How a region's memory is shared.
+enum class DoorRegionKind : std::uint8_t {
+  kMemfd = 0,  // The descriptor is a memfd with F_SEAL_SHRINK.
+};
+
+// The memory of one region of a registration (Engine.RegisterMemory) of this client.
+struct DoorRegion {
+  DoorHeader header;
+  std::uint64_t registration;
+  std::uint64_t offset_bytes;  // Where the region begins in the descriptor's memory,
+  std::uint64_t bytes;         //   and its size: that of the registration.
+  std::uint32_t region;        // Index in the registration.
+  std::uint8_t kind;           // DoorRegionKind.
+  std::uint8_t reserved[3];    // 0.
+};
+static_assert(sizeof(DoorRegion) == 48);
+
+struct DoorRegionTaken {
+  DoorHeader header;
+  std::uint64_t registration;
+  std::uint32_t region;
+  std::uint32_t reserved;  // 0.
+};
+static_assert(sizeof(DoorRegionTaken) == 32);
+
 template <typename Message>
 constexpr DoorKind kDoorKindOf = DoorKind{};
 template <>
@@ -108,6 +136,10 @@ template <>
 inline constexpr DoorKind kDoorKindOf<DoorArenaRequest> = DoorKind::kArenaRequest;
 template <>
 inline constexpr DoorKind kDoorKindOf<DoorArena> = DoorKind::kArena;
+template <>
+inline constexpr DoorKind kDoorKindOf<DoorRegion> = DoorKind::kRegion;
+template <>
+inline constexpr DoorKind kDoorKindOf<DoorRegionTaken> = DoorKind::kRegionTaken;
 
 // A message of this version, zeros but for its header.
 template <typename Message>

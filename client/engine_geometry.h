@@ -23,6 +23,12 @@ inline constexpr std::size_t kEngineLayersMax = 1024;  // Entries of EngineGeome
 struct EngineRegion {
   std::uint64_t base = 0;  // Address in the engine's process.
   std::uint64_t bytes = 0;
+  // Shared memory that holds the region from fd_offset_bytes on: a memfd with F_SEAL_SHRINK
+  // (client/shared_memory.h makes one). A local daemon maps it and can store from it without a copy
+  // (client/page_store.h). Borrowed until RegisterMemory is done; does not travel with the rest.
+  // -1: memory of this process alone.
+  int fd = -1;
+  std::uint64_t fd_offset_bytes = 0;
 
   friend bool operator==(const EngineRegion&, const EngineRegion&) = default;
 };

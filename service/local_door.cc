@@ -198,8 +198,24 @@ void LocalDoor::Refuse(int fd, const absl::Status& status, std::uint32_t request
 
 bool LocalDoor::Receive(DoorClientId id, Client& client) {
   std::byte packet[kDoorMessageBytesMax];
-  // Descriptors that come along are closed by the kernel: there is no room for them.
-  const ssize_t bytes = recv(client.fd.get(), packet, sizeof(packet), MSG_DONTWAIT | MSG_TRUNC);
+  // Room for one descriptor; the kernel closes what else comes along.
+  alignas(cmsghdr) char control[CMSG_LEN(sizeof(int))];
+  iovec part{packet, sizeof(packet)};
+  msghdr received{};
+  received.msg_iov = &part;
+  received.msg_iovlen = 1;
+  received.msg_control = control;
+  received.msg_controllen = sizeof(control);
+  const ssize_t bytes =
+      recvmsg(client.fd.get(), &received, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
+  OwnedFd passed;  // Closed unless somebody takes it.
+  const cmsghdr* c = bytes > 0 ? CMSG_FIRSTHDR(&received) : nullptr;
+  if (c != nullptr && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+      c->cmsg_len == CMSG_LEN(sizeof(int))) {
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(c), sizeof(fd));
+    passed = OwnedFd(fd);
+  }
   if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (bytes <= 0) return false;
   const auto refuse = [&](const absl::Status& status) {
@@ -217,6 +233,11 @@ bool LocalDoor::Receive(DoorClientId id, Client& client) {
     const absl::StatusOr<DoorHello> hello = ParseDoorMessage<DoorHello>(message);
     if (!hello.ok()) return refuse(hello.status());
     return Welcome(id, client, header->request);
+  }
+  if (header->kind == static_cast<std::uint16_t>(DoorKind::kRegion)) {
+    const absl::StatusOr<DoorRegion> region = ParseDoorMessage<DoorRegion>(message);
+    if (!region.ok()) return refuse(region.status());
+    return TakeRegion(id, client, *region, std::move(passed));
   }
   const absl::StatusOr<DoorArenaRequest> request = ParseDoorMessage<DoorArenaRequest>(message);
   if (!request.ok()) return refuse(request.status());
@@ -275,6 +296,20 @@ bool LocalDoor::SendArena(DoorClientId id, Client& client, const DoorArenaReques
   const int fd = memory->fd.get();
   std::memcpy(CMSG_DATA(c), &fd, sizeof(fd));
   return sendmsg(client.fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(arena);
+}
+
+bool LocalDoor::TakeRegion(DoorClientId id, Client& client, const DoorRegion& region, OwnedFd fd) {
+  const absl::Status taken = handlers_.region(id, region, std::move(fd));
+  if (!taken.ok()) {
+    const DoorRefusal refusal = RefusalFrom(taken, region.header.request);
+    return send(client.fd.get(), &refusal, sizeof(refusal), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+           sizeof(refusal);
+  }
+  auto answer = MakeDoorMessage<DoorRegionTaken>(region.header.request);
+  answer.registration = region.registration;
+  answer.region = region.region;
+  return send(client.fd.get(), &answer, sizeof(answer), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+         sizeof(answer);
 }
 
 void LocalDoor::Drop(DoorClientId id) {

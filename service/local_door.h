@@ -56,6 +56,8 @@ class LocalDoor {
     std::function<absl::StatusOr<DoorClient::ArenaMemory>(DoorClientId client,
                                                           const DoorArenaRequest& request)>
         arena;
+    // Takes the memory of a region of this client's; the descriptor may be invalid, and is closed.
+    std::function<absl::Status(DoorClientId client, const DoorRegion& region, OwnedFd fd)> region;
   };
 
   // Binds, by the rules of UnixListener; whoever connects waits for Start().
@@ -97,6 +99,7 @@ class LocalDoor {
   bool Receive(DoorClientId id, Client& client);
   bool Welcome(DoorClientId id, Client& client, std::uint32_t request);
   bool SendArena(DoorClientId id, Client& client, const DoorArenaRequest& request);
+  bool TakeRegion(DoorClientId id, Client& client, const DoorRegion& region, OwnedFd fd);
   void Drop(DoorClientId id);
   void DropSilent();
 

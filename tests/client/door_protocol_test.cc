@@ -24,10 +24,16 @@ std::vector<std::vector<std::byte>> EveryMessage() {
   arena_request.arena = 3;
   auto arena = MakeDoorMessage<DoorArena>(7);
   arena.arena_bytes = std::uint64_t{256} << 20;
+  auto region = MakeDoorMessage<DoorRegion>(8);
+  region.registration = 5;
+  region.bytes = std::uint64_t{1} << 40;
   return {Packet(BytesOf(MakeDoorMessage<DoorHello>())),
           Packet(BytesOf(MakeDoorMessage<DoorWelcome>())),
           Packet(BytesOf(RefusalFrom(absl::ResourceExhaustedError("full"), 0))),
-          Packet(BytesOf(arena_request)), Packet(BytesOf(arena))};
+          Packet(BytesOf(arena_request)),
+          Packet(BytesOf(arena)),
+          Packet(BytesOf(region)),
+          Packet(BytesOf(MakeDoorMessage<DoorRegionTaken>(8)))};
 }
 
 template <typename Message>
@@ -45,7 +51,8 @@ bool Accepts(absl::Span<const std::byte> packet) {
 // How many of the message types take these bytes.
 int Acceptors(absl::Span<const std::byte> packet) {
   return Accepts<DoorHello>(packet) + Accepts<DoorWelcome>(packet) + Accepts<DoorRefusal>(packet) +
-         Accepts<DoorArenaRequest>(packet) + Accepts<DoorArena>(packet);
+         Accepts<DoorArenaRequest>(packet) + Accepts<DoorArena>(packet) +
+         Accepts<DoorRegion>(packet) + Accepts<DoorRegionTaken>(packet);
 }
 
 TEST(DoorProtocolTest, TheBytesAreThoseOfTheDocument) {
@@ -59,6 +66,20 @@ TEST(DoorProtocolTest, TheBytesAreThoseOfTheDocument) {
       4,   3,   2,   1,   9, 0, 0, 0, 0,  0, 0, 0, 5,    0,    0,    0,    1, 0, 0, 0};
   ASSERT_EQ(want.size(), sizeof(request));
   EXPECT_EQ(std::memcmp(&request, want.data(), want.size()), 0);
+}
+
+TEST(DoorProtocolTest, TheBytesOfARegionAreThoseOfTheDocument) {
+  auto region = MakeDoorMessage<DoorRegion>(2);
+  region.registration = 0x0102030405060708;
+  region.offset_bytes = 0x1000;
+  region.bytes = 0x2000;
+  region.region = 9;
+  region.kind = 1;
+  const std::vector<unsigned char> want = {
+      'K', 'M',  'D', 'R', 1, 0, 6, 0, 48, 0,    0, 0, 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1,
+      0,   0x10, 0,   0,   0, 0, 0, 0, 0,  0x20, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0};
+  ASSERT_EQ(want.size(), sizeof(region));
+  EXPECT_EQ(std::memcmp(&region, want.data(), want.size()), 0);
 }
 
 TEST(DoorProtocolTest, EachMessageIsTakenByItsTypeAlone) {

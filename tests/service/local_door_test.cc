@@ -68,6 +68,12 @@ class LocalDoorTest : public testing::Test {
       EXPECT_EQ(pwrite(fd.get(), "arena", 5, 0), 5);
       return DoorClient::ArenaMemory{std::move(fd), 4096};
     };
+    handlers.region = [](DoorClientId, const DoorRegion& region, OwnedFd fd) -> absl::Status {
+      char text[6] = {};
+      if (pread(fd.get(), text, 5, 0) < 0) return absl::InvalidArgumentError("no descriptor");
+      if (region.registration != 1) return absl::NotFoundError(text);
+      return absl::OkStatus();
+    };
     door_->Start(std::move(handlers));
   }
 
@@ -389,6 +395,73 @@ TEST_F(LocalDoorTest, CallsOnTheSocketNeedTheTokenOfTheirUser) {
   EXPECT_EQ(TenantOf(0, 1000), "default");
   EXPECT_EQ(TenantOf(1000, 1000), "default");
   EXPECT_EQ(TenantOf(1001, 1000), "uid-1001");
+}
+
+TEST_F(LocalDoorTest, MemoryGoesInAndDescriptorsThatNobodyWantsAreClosed) {
+  Open();
+  const auto descriptors = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  DoorClient client(options_.path, [](std::uint64_t) {});
+  const Entering pass = Enter(client, std::chrono::seconds(10));
+  ASSERT_TRUE(pass.ok());
+  EXPECT_TRUE((*pass)->process.valid());
+  EXPECT_FALSE((*pass)->DaemonIsGone());
+  const OwnedFd memory(memfd_create("region", MFD_CLOEXEC));
+  ASSERT_EQ(pwrite(memory.get(), "bytes", 5, 0), 5);
+  const auto before = descriptors();
+  // Many at once: the door hangs up on who lets answers pile up.
+  std::vector<std::promise<absl::Status>> taken(200);
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    auto region = MakeDoorMessage<DoorRegion>();
+    region.registration = 1 + i % 2;
+    client.SendRegion((*pass)->number, region, memory.get(),
+                      std::chrono::system_clock::now() + std::chrono::seconds(10),
+                      [&taken, i](const absl::Status& status) { taken[i].set_value(status); });
+  }
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    const absl::Status status = taken[i].get_future().get();
+    EXPECT_EQ(status.ToString(), i % 2 == 0 ? "OK" : "NOT_FOUND: bytes");
+  }
+  EXPECT_EQ(client.pass(), *pass);
+
+  // Below the client: descriptors where none belongs, and none or two where one does.
+  const OwnedFd raw = Hello(Connect());
+  const auto send_with = [&](absl::Span<const std::byte> packet, std::size_t count) {
+    iovec part{const_cast<std::byte*>(packet.data()), packet.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (count > 0) {
+      message.msg_control = control;
+      message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+      cmsghdr* c = CMSG_FIRSTHDR(&message);
+      c->cmsg_level = SOL_SOCKET;
+      c->cmsg_type = SCM_RIGHTS;
+      c->cmsg_len = CMSG_LEN(count * sizeof(int));
+      const int fd = memory.get();
+      for (std::size_t i = 0; i < count; ++i) {
+        std::memcpy(CMSG_DATA(c) + i * sizeof(int), &fd, sizeof(fd));
+      }
+    }
+    return sendmsg(raw.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(packet.size());
+  };
+  const auto with_raw = descriptors();
+  for (int round = 0; round < 50; ++round) {
+    auto request = MakeDoorMessage<DoorArenaRequest>(1);
+    ASSERT_TRUE(send_with(BytesOf(request), 1 + static_cast<std::size_t>(round) % 4));
+    EXPECT_EQ(StatusFrom(*ParseDoorMessage<DoorRefusal>(Read(raw))).message(), "no such lease");
+    auto region = MakeDoorMessage<DoorRegion>(2);
+    region.registration = 1;
+    ASSERT_TRUE(send_with(BytesOf(region), 3));
+    EXPECT_TRUE(ParseDoorMessage<DoorRegionTaken>(Read(raw)).ok()) << "the first counts";
+    ASSERT_TRUE(send_with(BytesOf(region), 0));
+    EXPECT_EQ(StatusFrom(*ParseDoorMessage<DoorRefusal>(Read(raw))).message(), "no descriptor");
+  }
+  EXPECT_EQ(descriptors(), with_raw);
+  EXPECT_EQ(with_raw, before + 3) << "both ends of a connection, and the process behind it";
 }
 
 }  // namespace
