@@ -1,10 +1,13 @@
 #include "service/engine_service.h"
 
+#include <memory>
+
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/answer.h"
 #include "service/session_call.h"
 #include "storage/core/log.h"
+#include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -78,8 +81,9 @@ grpc::Status EngineService::RegisterMemory(grpc::ServerContext* call,
           "assembling_boot_id ", geometry.assembling_boot_id, ": this daemon is ",
           context_.boot_id_hex, ", and all ranks must name the one that assembles their blocks"));
     }
-    KVMILL_ASSIGN_OR_RETURN(const std::uint64_t registration,
-                            context_.sessions.Register(caller, request->session_id(), geometry));
+    KVMILL_ASSIGN_OR_RETURN(
+        const std::uint64_t registration,
+        context_.sessions.Register(caller, request->session_id(), info.id, geometry));
     reply->set_registration(registration);
     return absl::OkStatus();
   });
@@ -89,12 +93,28 @@ grpc::Status EngineService::UnregisterMemory(grpc::ServerContext* call,
                                              const v1::UnregisterMemoryRequest* request,
                                              v1::UnregisterMemoryReply*) {
   return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
+    // No longer than a few chunks take that are being encoded; nothing new begins.
+    struct Rest {
+      Mutex mu;
+      CondVar changed;
+      bool here ABSL_GUARDED_BY(mu) = false;
+    };
+    const auto rest = std::make_shared<Rest>();  // The answer may come after the last statement.
     KVMILL_ASSIGN_OR_RETURN(
         const bool was_there,
-        context_.sessions.Unregister(caller, request->session_id(), request->registration()));
-    if (was_there) return absl::OkStatus();
-    return absl::NotFoundError(
-        absl::StrCat("registration ", request->registration(), " is not one of this session"));
+        context_.sessions.Unregister(caller, request->session_id(), request->registration(),
+                                     [rest](std::uint64_t) {
+                                       MutexLock lock(rest->mu);
+                                       rest->here = true;
+                                       rest->changed.NotifyAll();
+                                     }));
+    if (!was_there) {
+      return absl::NotFoundError(
+          absl::StrCat("registration ", request->registration(), " is not one of this session"));
+    }
+    MutexLock lock(rest->mu);
+    while (!rest->here) rest->changed.Wait(rest->mu);
+    return absl::OkStatus();
   });
 }
 

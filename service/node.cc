@@ -109,6 +109,7 @@ class Node::Impl {
   absl::Status StartHttp();
   absl::StatusOr<DoorClient::ArenaMemory> ArenaFor(DoorClientId client,
                                                    const DoorArenaRequest& request);
+  absl::Status TakeRegion(DoorClientId client, const DoorRegion& region, const OwnedFd& fd);
   void StartDraining();
   bool Ready() const { return !context_->draining.load(std::memory_order_relaxed); }
   void StopStore();
@@ -189,6 +190,9 @@ absl::Status Node::Impl::Start() {
   };
   door_handlers.arena = [this](DoorClientId client, const DoorArenaRequest& request) {
     return ArenaFor(client, request);
+  };
+  door_handlers.region = [this](DoorClientId client, const DoorRegion& region, OwnedFd fd) {
+    return TakeRegion(client, region, fd);
   };
   door_->Start(std::move(door_handlers));
   listener_->Start([this](int fd, uid_t uid) {
@@ -376,6 +380,18 @@ absl::StatusOr<DoorClient::ArenaMemory> Node::Impl::ArenaFor(DoorClientId client
                                               request.arena, " of epoch ", request.arena_epoch));
   });
   return memory;
+}
+
+absl::Status Node::Impl::TakeRegion(DoorClientId client, const DoorRegion& region,
+                                    const OwnedFd& fd) {
+  if (region.kind != static_cast<std::uint8_t>(DoorRegionKind::kMemfd)) {
+    return absl::UnimplementedError(
+        absl::StrCat("region kind ", region.kind, ": this daemon takes memfds only"));
+  }
+  if (!fd.valid()) return absl::InvalidArgumentError("a region without a descriptor");
+  KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<const SharedRegion> memory,
+                          SharedRegion::Map(fd.get(), region.offset_bytes, region.bytes));
+  return sessions_->Share(client, region.registration, region.region, std::move(memory));
 }
 
 std::string Node::Impl::ReadyLine() const {

@@ -34,6 +34,7 @@ inline constexpr std::size_t kStoreRepliesMax = 4096;
 struct ServiceCounters {
   std::atomic<std::uint64_t> inline_bytes_in{0};   // Bulk bytes of Store.
   std::atomic<std::uint64_t> inline_bytes_out{0};  // Bulk bytes of Fetch.
+  std::atomic<std::uint64_t> page_bytes_in{0};     // Of engines' pages, read in place.
   std::atomic<std::uint64_t> mapped_bytes{0};      // Of the pages that Map answered with.
   std::atomic<std::uint32_t> map_loads{0};         // Map calls that wait for the disk.
   std::atomic<std::uint32_t> store_streams{0};

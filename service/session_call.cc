@@ -1,7 +1,9 @@
 #include "service/session_call.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/engine_service.h"
 #include "service/status_grpc.h"
@@ -63,13 +65,51 @@ absl::Status SessionCall::Handle() {
     context_.sessions.Close(id_, this);  // Calls OnEnd.
     return absl::OkStatus();
   }
+  if (request_.has_cancel()) return HandleCancel();
   if (!request_.has_heartbeat()) {
-    return absl::InvalidArgumentError("a message of a Session must be a heartbeat or `close`");
+    return absl::InvalidArgumentError(
+        "a message of a Session must be a heartbeat, `cancel` or `close`");
   }
   context_.sessions.Heard(id_, this);
   MutexLock lock(mu_);
   heartbeat_ = request_.heartbeat().sequence();
   return absl::OkStatus();
+}
+
+absl::Status SessionCall::HandleCancel() {
+  const v1::SessionCancel& cancel = request_.cancel();
+  if (cancel.stores_size() > kCancelledStoresMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        cancel.stores_size(), " stores in one cancellation: at most ", kCancelledStoresMax));
+  }
+  context_.sessions.Heard(id_, this);
+  {
+    MutexLock lock(mu_);
+    ++cancels_;
+  }
+  context_.sessions.page_readers().Cancel(
+      caller_.tenant, cancel.session_id().empty() ? id_ : cancel.session_id(),
+      absl::MakeConstSpan(cancel.stores().data(), static_cast<std::size_t>(cancel.stores_size())),
+      [self = shared_from_this(), number = cancel.number()](std::uint64_t stores) {
+        self->Cancelled(number, stores);
+      });
+  MutexLock lock(mu_);
+  if (finished_) return absl::OkStatus();
+  // Others may be answered sooner.
+  if (cancels_ < kCancelsMax) {
+    StartRead(&request_);
+  } else {
+    read_waits_ = true;
+  }
+  return absl::OkStatus();
+}
+
+void SessionCall::Cancelled(std::uint64_t number, std::uint64_t stores) {
+  MutexLock lock(mu_);
+  v1::SessionCompletion& completion = completions_.emplace_back();
+  completion.set_number(number);
+  completion.set_stores(stores);
+  Advance();
 }
 
 void SessionCall::OnWriteDone(bool ok) {
@@ -132,6 +172,11 @@ void SessionCall::Advance() {
     reply_.mutable_leases_expired()->mutable_leases()->Add(
         expired_.begin(), expired_.begin() + static_cast<std::ptrdiff_t>(count));
     expired_.erase(expired_.begin(), expired_.begin() + static_cast<std::ptrdiff_t>(count));
+  } else if (!completions_.empty()) {
+    *reply_.mutable_completion() = std::move(completions_.front());
+    completions_.pop_front();
+    --cancels_;
+    if (std::exchange(read_waits_, false)) StartRead(&request_);
   } else if (heartbeat_.has_value()) {
     reply_.mutable_heartbeat()->set_sequence(*heartbeat_);
     heartbeat_.reset();

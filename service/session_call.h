@@ -1,13 +1,16 @@
 // One Engine.Session stream: reads heartbeats, writes what the table of sessions has to say.
 //
-// What waits to be written is a flag or a list of numbers, not a queue: a client that does not read
-// costs nothing but its stream. Threads: gRPC calls the On...Done functions, the table the others.
-// The object lives until OnDone was called and the table does not hold it.
+// What waits to be written is a flag or a short list of numbers: a client that does not read costs
+// nothing but its stream, since nothing is read from it until it took its answers. Threads: gRPC
+// calls the On...Done functions, the table the others. The object lives until OnDone was called and
+// the table does not hold it.
 #ifndef KVMILL_SERVICE_SESSION_CALL_H_
 #define KVMILL_SERVICE_SESSION_CALL_H_
 
 #include <grpcpp/support/server_callback.h>
 
+#include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -44,7 +47,13 @@ class SessionCall final : public grpc::ServerBidiReactor<v1::SessionRequest, v1:
   static constexpr std::size_t kExpiredPerMessage = 4096;
   static constexpr std::size_t kExpiredMax = 65536;  // That wait; what is beyond is not told.
 
+  static constexpr std::size_t kCancelsMax = 64;    // That are not answered.
+  static constexpr int kCancelledStoresMax = 4096;  // Of one message.
+
   absl::Status Handle();
+  absl::Status HandleCancel();
+  // Of HandleCancel; from any thread.
+  void Cancelled(std::uint64_t number, std::uint64_t stores);
   void Finish(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -57,6 +66,9 @@ class SessionCall final : public grpc::ServerBidiReactor<v1::SessionRequest, v1:
   Mutex mu_;
   std::optional<v1::SessionOpened> opened_ ABSL_GUARDED_BY(mu_);  // To be written,
   std::optional<std::uint64_t> heartbeat_ ABSL_GUARDED_BY(mu_);   //   all of these.
+  std::deque<v1::SessionCompletion> completions_ ABSL_GUARDED_BY(mu_);
+  std::size_t cancels_ ABSL_GUARDED_BY(mu_) = 0;  // Whose answers are not being written yet.
+  bool read_waits_ ABSL_GUARDED_BY(mu_) = false;  // Until there are fewer of them.
   std::vector<LeaseId> expired_ ABSL_GUARDED_BY(mu_);
   bool drain_ ABSL_GUARDED_BY(mu_) = false;
   v1::SessionReply reply_ ABSL_GUARDED_BY(mu_);  // Being written.

@@ -26,6 +26,7 @@ std::int64_t Millis(std::int64_t nanos) { return nanos / 1'000'000; }
 
 void SessionTable::Aftermath::Run() {
   blocks.clear();
+  memories.clear();
   for (const auto& [listener, leases] : expired) listener->OnLeasesExpired(leases);
   for (const auto& [listener, why] : ends) listener->OnEnd(why);
 }
@@ -159,7 +160,10 @@ void SessionTable::End(Sessions::iterator it, const absl::Status& why, Aftermath
     }
     Erase(group);
   }
-  stats_.registrations -= session.registrations.size();
+  page_readers_.CancelSession(it->first);
+  for (const std::uint64_t registration : session.registrations) {
+    after->memories.push_back(Forget(session, registration));
+  }
   if (session.client == 0) --remote_sessions_;
   if (session.listener != nullptr) after->ends.emplace_back(std::move(session.listener), why);
   sessions_.erase(it);
@@ -311,31 +315,6 @@ bool SessionTable::WithLease(DoorClientId client, LeaseId lease_id,
   const Lease* lease = FindLease(it->second.session, lease_id, &group);
   if (lease == nullptr) return false;
   use(lease->block);
-  return true;
-}
-
-absl::StatusOr<std::uint64_t> SessionTable::Register(const Caller& caller,
-                                                     const std::string& session_id,
-                                                     const EngineGeometry& geometry) {
-  MutexLock lock(mu_);
-  KVMILL_ASSIGN_OR_RETURN(Session * session, Find(caller, session_id));
-  if (session->registrations.size() >= options_.registrations_max) {
-    return absl::ResourceExhaustedError(absl::StrCat(session->registrations.size(),
-                                                     " registrations of one session: at most ",
-                                                     options_.registrations_max));
-  }
-  const std::uint64_t registration = next_registration_++;
-  session->registrations.emplace(registration, geometry);
-  ++stats_.registrations;
-  return registration;
-}
-
-absl::StatusOr<bool> SessionTable::Unregister(const Caller& caller, const std::string& session_id,
-                                              std::uint64_t registration) {
-  MutexLock lock(mu_);
-  KVMILL_ASSIGN_OR_RETURN(Session * session, Find(caller, session_id));
-  if (session->registrations.erase(registration) == 0) return false;
-  --stats_.registrations;
   return true;
 }
 

@@ -7,7 +7,8 @@
 //     meanwhile,
 //   - for a remote one when its stream broke, or went silent, and nobody resumed the session by its
 //     id within the grace.
-// With it end its leases and registrations.
+// With it end its leases, its registrations and its stores of pages; the mappings of registered
+// memory go when the last read of them has ended.
 //
 // A lease holds one block (of one layer group) from the grant until it is released, its session
 // ends, or its time is over. Then it is expired, once and for all; the block is let go a grace
@@ -34,6 +35,8 @@
 #include "absl/types/span.h"
 #include "client/engine_geometry.h"
 #include "service/callers.h"
+#include "service/engine_memory.h"
+#include "service/page_readers.h"
 #include "storage/core/clock.h"
 #include "storage/core/mutex.h"
 #include "storage/tiered_store.h"
@@ -62,6 +65,10 @@ class SessionTable {
     std::uint32_t remote_sessions_max = 1024;
     std::uint32_t leases_max = 65536;  // Of one session.
     std::uint32_t registrations_max = 64;
+    // Of shared memory: mappings and address space are finite.
+    std::uint64_t shared_regions_max = 16384;
+    std::uint64_t shared_regions_of_tenant_max = 4096;
+    std::uint64_t shared_bytes_of_tenant_max = std::uint64_t{4} << 40;
     std::uint64_t leased_bytes_max = ~std::uint64_t{0};  // Of all sessions together.
     std::int64_t lease_nanos_max = 60'000'000'000;
     std::int64_t lease_grace_nanos = 250'000'000;
@@ -109,12 +116,28 @@ class SessionTable {
   // stays during the call, which must not block. False when there is none.
   bool WithLease(DoorClientId client, LeaseId lease, absl::FunctionRef<void(const BlockRef&)> use);
 
-  // Memory of the caller's engine, checked before. RESOURCE_EXHAUSTED, ABORTED.
+  // Memory of the caller's engine: `geometry` was checked against the namespace.
+  // RESOURCE_EXHAUSTED, ABORTED.
   absl::StatusOr<std::uint64_t> Register(const Caller& caller, const std::string& session_id,
-                                         const EngineGeometry& geometry);
-  // False when the session has no such registration.
+                                         NamespaceId namespace_id, const EngineGeometry& geometry);
+  // False when the session has no such registration. Else its stores of pages are cancelled, and
+  // `answer` is called, once, when none of them reads.
   absl::StatusOr<bool> Unregister(const Caller& caller, const std::string& session_id,
-                                  std::uint64_t registration);
+                                  std::uint64_t registration, PageReaders::Answer answer);
+  // Memory of a region that this local client registered. NOT_FOUND: not its registration;
+  // RESOURCE_EXHAUSTED: too much is shared; INVALID_ARGUMENT, ALREADY_EXISTS: see EngineMemory.
+  absl::Status Share(DoorClientId client, std::uint64_t registration, std::uint32_t region,
+                     std::unique_ptr<const SharedRegion> memory);
+  // A store of pages of a registration. NOT_FOUND, ABORTED, ALREADY_EXISTS; INVALID_ARGUMENT when
+  // it is of another namespace.
+  struct PageStore {
+    std::shared_ptr<const EngineMemory> memory;
+    PageReaders::StorePtr reads;
+  };
+  absl::StatusOr<PageStore> BeginPageStore(const Caller& caller, const std::string& session_id,
+                                           std::uint64_t registration, NamespaceId namespace_id,
+                                           std::uint64_t number);
+  PageReaders& page_readers() { return page_readers_; }
 
   // Does what is due. To be called a few times in a lease grace.
   void Advance();
@@ -129,6 +152,7 @@ class SessionTable {
     std::uint64_t leased_bytes = 0;  // Of their blocks.
     std::uint64_t lease_expirations = 0;
     std::uint64_t registrations = 0;
+    std::uint64_t shared_regions = 0;  // Of registrations.
   };
   Stats stats() const;
   Stats StatsOf(const std::string& tenant) const;
@@ -156,11 +180,20 @@ class SessionTable {
     std::set<LeaseId> groups;  // First numbers.
     std::uint64_t lease_count = 0;
     std::uint64_t leased_bytes = 0;
-    std::map<std::uint64_t, EngineGeometry> registrations;
+    std::set<std::uint64_t> registrations;
+  };
+  struct Registration {
+    std::string session;
+    std::shared_ptr<EngineMemory> memory;  // Also of the stores that read it.
+  };
+  struct Shared {
+    std::uint64_t regions = 0;
+    std::uint64_t bytes = 0;
   };
   // What is done after the lock was given back.
   struct Aftermath {
     std::vector<BlockRef> blocks;
+    std::vector<std::shared_ptr<EngineMemory>> memories;
     std::vector<std::pair<std::shared_ptr<SessionListener>, absl::Status>> ends;
     std::vector<std::pair<std::shared_ptr<SessionListener>, std::vector<LeaseId>>> expired;
     void Run();
@@ -176,6 +209,9 @@ class SessionTable {
   // The lease, and its group, when a session with that id holds it; else null.
   Lease* FindLease(const std::string& session_id, LeaseId id, Groups::iterator* group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The memory of a registration, which is none any more.
+  std::shared_ptr<EngineMemory> Forget(const Session& session, std::uint64_t registration)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // No longer a lease: leaves the gauges.
   void Uncount(Session& session, const Lease& lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Erase(Groups::iterator group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -184,6 +220,7 @@ class SessionTable {
 
   const Options options_;
   const Clock& clock_;
+  PageReaders page_readers_;
 
   mutable Mutex mu_;
   absl::flat_hash_set<DoorClientId> clients_ ABSL_GUARDED_BY(mu_);
@@ -195,6 +232,8 @@ class SessionTable {
   absl::Status stopped_ ABSL_GUARDED_BY(mu_);
   LeaseId next_lease_ ABSL_GUARDED_BY(mu_) = 1;
   std::uint64_t next_registration_ ABSL_GUARDED_BY(mu_) = 1;
+  absl::flat_hash_map<std::uint64_t, Registration> registrations_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, Shared> shared_ ABSL_GUARDED_BY(mu_);  // By tenant.
   Stats stats_ ABSL_GUARDED_BY(mu_);
 };
 

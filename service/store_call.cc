@@ -2,11 +2,23 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "service/page_chunk.h"
 #include "service/status_grpc.h"
 #include "service/store_chunk.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
+namespace {
+
+// Chunks of pages that wait to be encoded: as the window of bytes, they keep the pool busy.
+constexpr std::uint64_t kPageChunksMax = 256;
+
+// The caller has nothing more of the block.
+bool IsEnd(const v1::StoreChunk& head) {
+  return head.has_pages() && head.layer_count() == 0 && head.last();
+}
+
+}  // namespace
 
 StoreCall* StoreCall::Start(ServiceContext& context, const absl::StatusOr<Caller>& caller) {
   auto call = std::make_shared<StoreCall>(context);
@@ -74,8 +86,42 @@ absl::Status StoreCall::HandleBegin() {
     return absl::FailedPreconditionError(
         "wait durable: this daemon has no disk tier (it was started without --data-dir)");
   }
+  if (request.begin().has_pages()) {
+    const v1::PageSource& pages = request.begin().pages();
+    KVMILL_ASSIGN_OR_RETURN(
+        pages_, context_.sessions.BeginPageStore(caller_, pages.session_id(), pages.registration(),
+                                                 namespace_.id, pages.store()));
+    v1::StoreReply reply;
+    reply.mutable_begun();
+    MutexLock lock(mu_);
+    if (!finished_) replies_.push_back(ToByteBuffer(reply));
+  }
   begun_ = true;
   return absl::OkStatus();
+}
+
+absl::Status StoreCall::CheckFits(const Chunk& chunk) const {
+  if (!reads_pages()) return CheckChunk(namespace_, chunk.head, chunk.bulk.bulk_bytes());
+  if (IsEnd(chunk.head)) return absl::OkStatus();
+  return CheckPageChunk(namespace_, *pages_.memory, chunk.head);
+}
+
+std::uint64_t StoreCall::CostOf(const Chunk& chunk) const {
+  return reads_pages() ? kStoreWindowBytes / kPageChunksMax : chunk.bulk.bulk_bytes();
+}
+
+absl::StatusOr<WriteResult> StoreCall::Encode(const Chunk& chunk, BlockWriter& writer) const {
+  if (!reads_pages()) {
+    return kvmill::WriteChunk(namespace_, chunk.head, chunk.bulk.pieces(), writer);
+  }
+  if (IsEnd(chunk.head)) return WriteResult{};
+  if (!pages_.reads->BeginRead()) return absl::CancelledError("the store was cancelled");
+  absl::StatusOr<WriteResult> result =
+      WritePageChunk(namespace_, *pages_.memory, chunk.head, writer);
+  pages_.reads->EndRead();
+  context_.counters.page_bytes_in.fetch_add(BytesOfPageChunk(namespace_, chunk.head),
+                                            std::memory_order_relaxed);
+  return result;
 }
 
 absl::Status StoreCall::HandleChunk() {
@@ -86,7 +132,7 @@ absl::Status StoreCall::HandleChunk() {
   BlockId id;
   BlockOrigin origin;
   absl::Status fits = IdentityOfChunk(namespace_, chunk->head, &id, &origin);
-  if (fits.ok()) fits = CheckChunk(namespace_, chunk->head, chunk->bulk.bulk_bytes());
+  if (fits.ok()) fits = CheckFits(*chunk);
 
   MutexLock lock(mu_);
   if (finished_) return absl::OkStatus();
@@ -105,6 +151,8 @@ absl::Status StoreCall::HandleChunk() {
   block.last = block.last || chunk->head.last();
   if (!fits.ok() && block.phase != Block::Phase::kClosed) {
     Close(number, block, v1::STORE_FAILED, fits, WriteResult{});
+  } else if (reads_pages() && IsEnd(chunk->head) && block.phase == Block::Phase::kNew) {
+    Close(number, block, v1::STORE_PARTIAL, absl::OkStatus(), WriteResult{});
   }
   if (block.phase == Block::Phase::kClosed) {  // What still comes of it is dropped.
     EraseIfOver(number);
@@ -112,7 +160,7 @@ absl::Status StoreCall::HandleChunk() {
   }
   ++block.pending;
   ++tasks_;
-  window_used_bytes_ += chunk->bulk.bulk_bytes();
+  window_used_bytes_ += CostOf(*chunk);
   switch (block.phase) {
     case Block::Phase::kNew:
       block.phase = Block::Phase::kStarting;
@@ -188,8 +236,7 @@ void StoreCall::WriteChunk(BlockNumber number, const ChunkPtr& chunk) {
     Advance();
     return;
   }
-  const absl::StatusOr<WriteResult> result =
-      kvmill::WriteChunk(namespace_, chunk->head, chunk->bulk.pieces(), *writer);
+  const absl::StatusOr<WriteResult> result = Encode(*chunk, *writer);
   writer.reset();
   ChunkDone(number, *chunk, result);
 }
@@ -253,7 +300,10 @@ void StoreCall::Settle(BlockNumber number) {
 void StoreCall::Release(Block& block, const Chunk& chunk) {
   --block.pending;
   --tasks_;
-  window_used_bytes_ -= chunk.bulk.bulk_bytes();
+  window_used_bytes_ -= CostOf(chunk);
+  if (block.pending > 0 || !block.result.has_value()) return;
+  if (!finished_) replies_.push_back(*std::move(block.result));
+  block.result.reset();
 }
 
 void StoreCall::Close(BlockNumber number, Block& block, v1::StoreOutcome outcome,
@@ -271,7 +321,12 @@ void StoreCall::Close(BlockNumber number, Block& block, v1::StoreOutcome outcome
   result->set_outcome(outcome);
   result->set_raw_bytes(block.raw_bytes);
   FillSealed(sealed, result);
-  if (!finished_) replies_.push_back(ToByteBuffer(reply));
+  if (finished_) return;
+  if (block.pending > 0) {
+    block.result = ToByteBuffer(reply);
+  } else {
+    replies_.push_back(ToByteBuffer(reply));
+  }
 }
 
 void StoreCall::EraseIfOver(BlockNumber number) {

@@ -4,6 +4,10 @@
 // encoded yet; then it stops reading, and HTTP/2 flow control stops the caller. Chunks are encoded
 // straight from the memory in which the transport received them.
 //
+// A store of pages brings no bytes: its chunks name pages of the caller's shared memory, which are
+// encoded from there. A result is sent when nothing of the block is being encoded any more; so such
+// a caller knows that nobody reads its pages.
+//
 // Threads: gRPC calls the On... functions, the pools run the tasks. The object lives until OnDone
 // was called and no task holds it.
 #ifndef KVMILL_SERVICE_STORE_CALL_H_
@@ -61,11 +65,17 @@ class StoreCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::B
     bool last = false;                  // The caller sends no more.
     std::uint64_t raw_bytes = 0;
     std::uint32_t existing_heads = 0;
+    std::optional<grpc::ByteBuffer> result;  // kClosed, and pending: to be sent afterwards.
   };
   using BlockNumber = std::pair<std::uint32_t, std::uint32_t>;  // (sequence, group).
 
   absl::Status HandleBegin();
   absl::Status HandleChunk();
+  absl::Status CheckFits(const Chunk& chunk) const;
+  bool reads_pages() const { return pages_.memory != nullptr; }
+  // What it takes of the window.
+  std::uint64_t CostOf(const Chunk& chunk) const;
+  absl::StatusOr<WriteResult> Encode(const Chunk& chunk, BlockWriter& writer) const;
 
   // Tasks of the encode pool.
   void BeginBlock(BlockNumber number, const ChunkPtr& chunk);
@@ -91,6 +101,7 @@ class StoreCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::B
   bool begun_ = false;
   bool wait_durable_ = false;
   TieredStore::NamespaceInfo namespace_;
+  SessionTable::PageStore pages_;  // Of a store of pages.
 
   grpc::ByteBuffer message_;  // Of the read in progress.
 

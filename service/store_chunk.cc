@@ -77,13 +77,6 @@ absl::StatusOr<WriteResult> WriteChunk(const TieredStore::NamespaceInfo& ns,
                                        BlockWriter& writer) {
   const TileFormat format = FormatOf(ns.spec, ns.spec.groups[head.group()]);
   WriteResult total;
-  const auto add = [&total](const WriteResult& part) {
-    const std::uint32_t written = total.written_heads + part.written_heads;
-    const std::uint32_t existing = total.existing_heads + part.existing_heads;
-    if (part.sealed) total = part;
-    total.written_heads = written;
-    total.existing_heads = existing;
-  };
   if (head.kind() == v1::CHUNK_RECORDS) {
     const RowTable records(pieces, RecordBytes(format),
                            std::size_t{head.layer_count()} * head.head_count());
@@ -94,7 +87,7 @@ absl::StatusOr<WriteResult> WriteChunk(const TieredStore::NamespaceInfo& ns,
             const WriteResult part,
             writer.WriteRecord(head.layer_begin() + layer, head.head_begin() + h,
                                absl::MakeConstSpan(records.rows()[index++], RecordBytes(format))));
-        add(part);
+        AddTo(part, &total);
       }
     }
     return total;
@@ -117,7 +110,7 @@ absl::StatusOr<WriteResult> WriteChunk(const TieredStore::NamespaceInfo& ns,
     }
     KVMILL_ASSIGN_OR_RETURN(const WriteResult part, writer.WriteHeads(head.layer_begin() + layer,
                                                                       head.head_begin(), inputs));
-    add(part);
+    AddTo(part, &total);
   }
   return total;
 }
@@ -126,6 +119,14 @@ std::uint64_t RawBytesOfChunk(const TieredStore::NamespaceInfo& ns, const v1::St
   const TileFormat format = FormatOf(ns.spec, ns.spec.groups[head.group()]);
   return std::uint64_t{head.layer_count()} * head.head_count() *
          RawBytes(format, head.token_count());
+}
+
+void AddTo(const WriteResult& part, WriteResult* total) {
+  const std::uint32_t written = total->written_heads + part.written_heads;
+  const std::uint32_t existing = total->existing_heads + part.existing_heads;
+  if (part.sealed) *total = part;
+  total->written_heads = written;
+  total->existing_heads = existing;
 }
 
 void FillSealed(const WriteResult& sealed, v1::StoreResult* result) {

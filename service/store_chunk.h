@@ -33,6 +33,9 @@ absl::StatusOr<WriteResult> WriteChunk(const TieredStore::NamespaceInfo& ns,
 // 16-bit bytes of what the chunk holds, whatever its kind.
 std::uint64_t RawBytesOfChunk(const TieredStore::NamespaceInfo& ns, const v1::StoreChunk& head);
 
+// What a further part of the same chunk wrote.
+void AddTo(const WriteResult& part, WriteResult* total);
+
 // Into the result of a block that this write completed.
 void FillSealed(const WriteResult& sealed, v1::StoreResult* result);
 

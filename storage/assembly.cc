@@ -117,10 +117,16 @@ absl::Status BlockWriter::Assembly::NonFiniteError(std::uint32_t layer, std::uin
 
 absl::Status BlockWriter::Assembly::WriteRaw(std::uint32_t layer, std::uint32_t head,
                                              const HeadInput& input, std::byte* to) const {
-  if (FindNonFinite(input.k, input.v, origin_.token_count, format_.head_dim).found) {
-    return NonFiniteError(layer, head, input);
-  }
+  // What is checked is the copy: the input may be memory that somebody else can still write to.
   const std::size_t row_bytes = std::size_t{format_.head_dim} * 2;
+  const std::byte* const copies[2] = {to, to + row_bytes * origin_.token_count};
+  HeadInput copy;
+  for (HeadPages* half : {&copy.k, &copy.v}) {
+    half->pages = &copies[half == &copy.v ? 1 : 0];
+    half->page_tokens = origin_.token_count;
+    half->token_stride_bytes = static_cast<std::ptrdiff_t>(row_bytes);
+    half->dtype = space_.spec.source_dtype;
+  }
   for (const HeadPages* half : {&input.k, &input.v}) {
     for (std::uint32_t token = 0; token < origin_.token_count; ++token, to += row_bytes) {
       const std::byte* row = half->Row(token);
@@ -132,6 +138,9 @@ absl::Status BlockWriter::Assembly::WriteRaw(std::uint32_t layer, std::uint32_t 
         std::memcpy(to + std::size_t{channel} * 2, row + channel * half->channel_stride_bytes, 2);
       }
     }
+  }
+  if (FindNonFinite(copy.k, copy.v, origin_.token_count, format_.head_dim).found) {
+    return NonFiniteError(layer, head, copy);
   }
   return absl::OkStatus();
 }
@@ -236,7 +245,15 @@ absl::StatusOr<WriteResult> BlockWriter::Assembly::WriteRecord(std::uint32_t lay
     return result;
   }
   result.written_heads = 1;
-  std::memcpy(SlotContents(pages_[layer], head).data(), record.data(), record.size());
+  const absl::Span<std::byte> copy = SlotContents(pages_[layer], head).first(record.size());
+  std::memcpy(copy.data(), record.data(), record.size());
+  if (!HasFiniteScales(format_, copy)) {  // Changed since it was checked: it is shared memory.
+    const absl::Status changed = absl::InvalidArgumentError(
+        absl::StrCat("record of layer ", group_.layers[layer], " head ", head,
+                     " was changed while it was stored; it has a scale that is not finite"));
+    Abandon(changed);
+    return changed;
+  }
   SealSlot(pages_[layer], head);
   last_progress_nanos_.store(host_.clock().MonotonicNanos(), std::memory_order_relaxed);
   KVMILL_RETURN_IF_ERROR(Finish(1, &result));

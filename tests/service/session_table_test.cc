@@ -4,8 +4,10 @@
 
 #include <gmock/gmock.h>
 
+#include <memory>
 #include <random>
 
+#include "client/shared_memory.h"
 #include "tests/long_form.h"
 #include "tests/storage/tiered_store_fixture.h"
 
@@ -139,7 +141,7 @@ TEST_F(SessionTableTest, EverythingEndsWithTheSessionWhicheverWayItEnds) {
   auto listener = std::make_shared<Listener>();
   std::string session = OpenSession(local_, listener);
   ASSERT_TRUE(Lease(session, 1, 4).ok());
-  ASSERT_TRUE(table_->Register(local_, session, {}).ok());
+  ASSERT_TRUE(table_->Register(local_, session, 0, {}).ok());
   EXPECT_EQ(table_->stats().registrations, 1u);
   table_->Close(session, listener.get());
   EXPECT_TRUE(listener->end.has_value() && listener->end->ok());
@@ -182,7 +184,7 @@ TEST_F(SessionTableTest, ALocalSessionOutlivesItsStreamAndARemoteOneForAGrace) {
   const std::string remote = OpenSession(remote_, remote_listener);
   EXPECT_EQ(table_->Grant(remote_, remote, kMs, Blocks(1, 1)).status().code(),
             absl::StatusCode::kFailedPrecondition);
-  ASSERT_TRUE(table_->Register(remote_, remote, {}).ok());
+  ASSERT_TRUE(table_->Register(remote_, remote, 0, {}).ok());
   table_->Detach(remote, remote_listener.get());
   Advance(table_options_.resume_grace_nanos - 1);
   auto resumed = std::make_shared<Listener>();
@@ -224,7 +226,7 @@ TEST_F(SessionTableTest, NobodyTouchesAnotherOnesSession) {
     EXPECT_TRUE(absl::IsAborted(table_->Renew(caller, session, {lease}, kMs).status()));
     EXPECT_TRUE(absl::IsAborted(table_->Release(caller, session, {lease}).status()));
     EXPECT_TRUE(absl::IsAborted(table_->Grant(caller, session, kMs, {}).status()));
-    EXPECT_TRUE(absl::IsAborted(table_->Register(caller, session, {}).status()));
+    EXPECT_TRUE(absl::IsAborted(table_->Register(caller, session, 0, {}).status()));
     EXPECT_FALSE(table_->Open(caller, session, std::make_shared<Listener>()).ok());
   }
   EXPECT_FALSE(table_->WithLease(8, lease, [](const BlockRef&) { FAIL(); }));
@@ -259,10 +261,10 @@ TEST_F(SessionTableTest, LimitsAreNamedAndRefusalsHoldNothing) {
   EXPECT_THAT(message(Lease(session, 1, 1, 60'001 * kMs)), HasSubstr("60001 ms, want 1 to 60000"));
   EXPECT_EQ(held(), 0u);
   EXPECT_THAT(message(Lease(session, 1, 1, 0)), HasSubstr("0 ms"));
-  ASSERT_TRUE(table_->Register(local_, session, {}).ok());
-  EXPECT_THAT(message(table_->Register(local_, session, {})), HasSubstr("1 registrations"));
-  EXPECT_FALSE(*table_->Unregister(local_, session, 999));
-  EXPECT_TRUE(*table_->Unregister(local_, session, 1));
+  ASSERT_TRUE(table_->Register(local_, session, 0, {}).ok());
+  EXPECT_THAT(message(table_->Register(local_, session, 0, {})), HasSubstr("1 registrations"));
+  EXPECT_FALSE(*table_->Unregister(local_, session, 999, [](std::uint64_t) {}));
+  EXPECT_TRUE(*table_->Unregister(local_, session, 1, [](std::uint64_t) {}));
   table_options_.leased_bytes_max = 1;
   table_ = std::make_unique<SessionTable>(table_options_, clock_);
   table_->ClientEntered(7);
@@ -329,6 +331,106 @@ TEST_F(SessionTableTest, RandomLifeLeavesNothingBehind) {
   Advance(1000 * kMs);
   EXPECT_EQ(held(), 0u);
   EXPECT_EQ(table_->stats().leased_bytes, 0u);
+}
+
+// --- Shared memory ---
+
+class SharedMemoryTest : public SessionTableTest {
+ protected:
+  std::uint64_t Register(const Caller& caller, const std::string& session) {
+    EngineGeometry geometry;
+    geometry.regions = {{0x10000, 4096}, {0x20000, 4096}};
+    const auto registration = table_->Register(caller, session, 5, geometry);
+    EXPECT_TRUE(registration.ok()) << registration.status();
+    return *registration;
+  }
+  absl::Status Share(DoorClientId client, std::uint64_t registration, std::uint32_t region) {
+    auto mapped = SharedRegion::Map(memory_.fd(), 0, 4096);
+    EXPECT_TRUE(mapped.ok()) << mapped.status();
+    return table_->Share(client, registration, region, *std::move(mapped));
+  }
+  SharedMemory memory_ = *SharedMemory::Create(4096);
+};
+
+TEST_F(SharedMemoryTest, MemoryAndStoresAreThoseOfOneClientAndNamespace) {
+  const std::string session = OpenSession(local_);
+  const std::string others = OpenSession(other_);
+  const std::uint64_t registration = Register(local_, session);
+  EXPECT_THAT(Share(8, registration, 0).ToString(), HasSubstr("NOT_FOUND: registration 1"));
+  EXPECT_TRUE(absl::IsNotFound(Share(7, registration + 1, 0)));
+  ASSERT_TRUE(Share(7, registration, 0).ok());
+  EXPECT_EQ(table_->stats().shared_regions, 1u);
+
+  const auto code = [&](const Caller& caller, const std::string& of, std::uint64_t ns) {
+    return table_->BeginPageStore(caller, of, registration, static_cast<NamespaceId>(ns), 1)
+        .status()
+        .code();
+  };
+  EXPECT_EQ(code(other_, session, 5), absl::StatusCode::kAborted);
+  EXPECT_EQ(code(other_, others, 5), absl::StatusCode::kNotFound);
+  EXPECT_EQ(code(Caller{"default", 8}, session, 5), absl::StatusCode::kAborted);
+  EXPECT_EQ(code(local_, session, 6), absl::StatusCode::kInvalidArgument);
+  auto store = table_->BeginPageStore(local_, session, registration, 5, 1);
+  ASSERT_TRUE(store.ok()) << store.status();
+  EXPECT_NE(store->memory->shared(0), nullptr);
+  EXPECT_EQ(store->memory->shared(1), nullptr);
+  ASSERT_TRUE(store->reads->BeginRead());
+
+  // Unregistered while it reads: the mapping stays as long, the answer comes then.
+  std::optional<std::uint64_t> free;
+  EXPECT_TRUE(*table_->Unregister(local_, session, registration,
+                                  [&](std::uint64_t stores) { free = stores; }));
+  EXPECT_EQ(table_->stats().shared_regions, 0u);
+  EXPECT_FALSE(free.has_value());
+  EXPECT_EQ(store->memory->shared(0)->data()[0], std::byte{0});
+  EXPECT_FALSE(store->reads->BeginRead());
+  store->reads->EndRead();
+  EXPECT_EQ(free, 1u);
+}
+
+TEST_F(SharedMemoryTest, SessionsTakeTheirMemoryAndStoresAlong) {
+  const std::string session = OpenSession(local_);
+  const std::uint64_t registration = Register(local_, session);
+  ASSERT_TRUE(Share(7, registration, 0).ok());
+  auto store = table_->BeginPageStore(local_, session, registration, 5, 1);
+  ASSERT_TRUE(store.ok());
+  const std::weak_ptr<const EngineMemory> memory = store->memory;
+  table_->ClientLeft(7);
+  EXPECT_EQ(table_->stats().registrations, 0u);
+  EXPECT_EQ(table_->stats().shared_regions, 0u);
+  EXPECT_FALSE(store->reads->BeginRead());
+  EXPECT_FALSE(memory.expired()) << "somebody could be reading";
+  *store = {};
+  EXPECT_TRUE(memory.expired());
+}
+
+TEST_F(SharedMemoryTest, LimitsAreThoseOfATenantAndOfAllAndAreNamed) {
+  table_options_.shared_regions_of_tenant_max = 2;
+  table_options_.shared_bytes_of_tenant_max = 3 * 4096 - 1;
+  table_options_.shared_regions_max = 3;
+  table_ = std::make_unique<SessionTable>(table_options_, clock_);
+  table_->ClientEntered(7);
+  table_->ClientEntered(8);
+  const std::string session = OpenSession(local_);
+  const std::uint64_t one = Register(local_, session);
+  const std::uint64_t two = Register(local_, session);
+  ASSERT_TRUE(Share(7, one, 0).ok());
+  ASSERT_TRUE(Share(7, one, 1).ok());
+  EXPECT_THAT(Share(7, two, 0).ToString(),
+              HasSubstr("2 shared regions of one tenant and 1 more: at most 2"));
+  const std::uint64_t others = Register(other_, OpenSession(other_));
+  ASSERT_TRUE(Share(8, others, 0).ok());
+  EXPECT_THAT(Share(8, others, 1).ToString(), HasSubstr("3 shared regions and 1 more: at most 3"));
+  EXPECT_TRUE(*table_->Unregister(local_, session, one, [](std::uint64_t) {}));
+  EXPECT_TRUE(Share(7, two, 0).ok());
+
+  table_options_.shared_bytes_of_tenant_max = 4096;
+  table_ = std::make_unique<SessionTable>(table_options_, clock_);
+  table_->ClientEntered(7);
+  const std::uint64_t third = Register(local_, OpenSession(local_));
+  ASSERT_TRUE(Share(7, third, 0).ok());
+  EXPECT_THAT(Share(7, third, 1).ToString(),
+              HasSubstr("4096 shared bytes of one tenant and 4096 more: at most 4096"));
 }
 
 }  // namespace

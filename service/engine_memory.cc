@@ -1,0 +1,92 @@
+#include "service/engine_memory.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvmill {
+
+absl::StatusOr<std::unique_ptr<const SharedRegion>> SharedRegion::Map(int fd,
+                                                                      std::uint64_t offset_bytes,
+                                                                      std::uint64_t bytes) {
+  struct stat info {};
+  struct statfs file_system {};
+  const int seals = fcntl(fd, F_GET_SEALS);
+  // Pages of other file systems, huge ones among them, may be missing at the moment of a read.
+  if (seals < 0 || fstat(fd, &info) != 0 || fstatfs(fd, &file_system) != 0 ||
+      file_system.f_type != TMPFS_MAGIC) {
+    return absl::InvalidArgumentError("shared memory must be a memfd of ordinary pages");
+  }
+  if ((seals & F_SEAL_SHRINK) == 0) {
+    return absl::InvalidArgumentError(
+        "shared memory without F_SEAL_SHRINK: it could shrink while it is read");
+  }
+  std::uint64_t end = 0;
+  if (bytes == 0 || __builtin_add_overflow(offset_bytes, bytes, &end) ||
+      end > static_cast<std::uint64_t>(info.st_size)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "shared memory of ", info.st_size, " bytes, want ", bytes, " from ", offset_bytes, " on"));
+  }
+  const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  const std::uint64_t lead = offset_bytes % page;
+  void* mapping = mmap(nullptr, lead + bytes, PROT_READ, MAP_SHARED, fd,
+                       static_cast<off_t>(offset_bytes - lead));
+  if (mapping == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("mmap of ", bytes, " bytes of shared memory: ", std::strerror(errno)));
+  }
+  madvise(mapping, lead + bytes, MADV_DONTDUMP);
+  return std::unique_ptr<const SharedRegion>(
+      new SharedRegion(static_cast<std::byte*>(mapping), lead, bytes));
+}
+
+SharedRegion::~SharedRegion() {
+  munmap(mapping_, static_cast<std::uint64_t>(data_ - mapping_) + bytes_);
+}
+
+absl::Status EngineMemory::Share(std::uint32_t region,
+                                 std::unique_ptr<const SharedRegion>* memory) {
+  if (region >= geometry_.regions.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("region ", region, ", want below ", geometry_.regions.size()));
+  }
+  if ((*memory)->bytes() != geometry_.regions[region].bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("region ", region, " of ", (*memory)->bytes(),
+                                                   " bytes, it was registered with ",
+                                                   geometry_.regions[region].bytes));
+  }
+  MutexLock lock(mu_);
+  if (regions_[region] != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat("region ", region, " is shared already"));
+  }
+  ++shared_regions_;
+  shared_bytes_ += (*memory)->bytes();
+  regions_[region] = std::move(*memory);
+  return absl::OkStatus();
+}
+
+const SharedRegion* EngineMemory::shared(std::uint32_t region) const {
+  MutexLock lock(mu_);
+  return regions_[region].get();
+}
+
+std::uint64_t EngineMemory::shared_regions() const {
+  MutexLock lock(mu_);
+  return shared_regions_;
+}
+
+std::uint64_t EngineMemory::shared_bytes() const {
+  MutexLock lock(mu_);
+  return shared_bytes_;
+}
+
+}  // namespace kvmill

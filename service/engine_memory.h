@@ -1,0 +1,75 @@
+// An engine's memory in the daemon: what a registration describes, and mappings of the regions that
+// the client shared.
+//
+// Whoever reads holds the EngineMemory; with its last holder the mappings go. What is in the pages
+// may change at any moment: the other process writes there.
+#ifndef KVMILL_SERVICE_ENGINE_MEMORY_H_
+#define KVMILL_SERVICE_ENGINE_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/engine_geometry.h"
+#include "storage/core/mutex.h"
+#include "storage/tiered_store.h"
+
+namespace kvmill {
+
+// Memory of another process, mapped to be read. Constant; unmapped with its owner.
+class SharedRegion {
+ public:
+  // `bytes` from `offset_bytes` on of the memory behind `fd`, which may be closed afterwards. Takes
+  // nothing that the other process could make end this one: INVALID_ARGUMENT when it is no memfd of
+  // ordinary pages, lacks F_SEAL_SHRINK, or is too small. RESOURCE_EXHAUSTED when it cannot be
+  // mapped.
+  static absl::StatusOr<std::unique_ptr<const SharedRegion>> Map(int fd, std::uint64_t offset_bytes,
+                                                                 std::uint64_t bytes);
+  ~SharedRegion();
+  SharedRegion(const SharedRegion&) = delete;
+  SharedRegion& operator=(const SharedRegion&) = delete;
+
+  const std::byte* data() const { return data_; }
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  SharedRegion(std::byte* mapping, std::uint64_t lead_bytes, std::uint64_t bytes)
+      : mapping_(mapping), data_(mapping + lead_bytes), bytes_(bytes) {}
+  std::byte* const mapping_;
+  const std::byte* const data_;
+  const std::uint64_t bytes_;
+};
+
+// Thread-safe.
+class EngineMemory {
+ public:
+  // `geometry` passed CheckGeometry for the namespace.
+  EngineMemory(NamespaceId namespace_id, const EngineGeometry& geometry)
+      : namespace_id_(namespace_id), geometry_(geometry), regions_(geometry.regions.size()) {}
+
+  NamespaceId namespace_id() const { return namespace_id_; }
+  const EngineGeometry& geometry() const { return geometry_; }
+
+  // Once a region. INVALID_ARGUMENT: there is no such region, or it has another size;
+  // ALREADY_EXISTS.
+  absl::Status Share(std::uint32_t region, std::unique_ptr<const SharedRegion>* memory);
+  // Null when the region is not shared. Lives as long as this.
+  const SharedRegion* shared(std::uint32_t region) const;
+  std::uint64_t shared_regions() const;
+  std::uint64_t shared_bytes() const;
+
+ private:
+  const NamespaceId namespace_id_;
+  const EngineGeometry geometry_;
+  mutable Mutex mu_;
+  std::vector<std::unique_ptr<const SharedRegion>> regions_ ABSL_GUARDED_BY(mu_);
+  std::uint64_t shared_regions_ ABSL_GUARDED_BY(mu_) = 0;
+  std::uint64_t shared_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_ENGINE_MEMORY_H_

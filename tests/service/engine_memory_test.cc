@@ -1,0 +1,100 @@
+// Shared memory of another process: what the daemon maps, and what it refuses.
+#include "service/engine_memory.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "client/door_client.h"
+#include "client/shared_memory.h"
+
+namespace kvmill {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Refusal(int fd, std::uint64_t offset, std::uint64_t bytes) {
+  const auto region = SharedRegion::Map(fd, offset, bytes);
+  EXPECT_EQ(region.status().code(), absl::StatusCode::kInvalidArgument) << region.status();
+  return std::string(region.status().message());
+}
+
+OwnedFd Memfd(std::size_t bytes, int seals, unsigned flags = 0) {
+  OwnedFd fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags));
+  EXPECT_EQ(ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
+  EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+  return fd;
+}
+
+TEST(SharedRegionTest, ShowsWhatTheOtherSideWritesFromAnyOffset) {
+  auto memory = SharedMemory::Create(100'000);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ(memory->bytes(), 102'400u) << "whole pages";
+  EXPECT_LT(ftruncate(memory->fd(), 4096), 0) << "it cannot shrink";
+  const auto region = SharedRegion::Map(memory->fd(), 4096 + 10, 50'000);
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_EQ((*region)->bytes(), 50'000u);
+  memory->data()[4096 + 10] = std::byte{7};
+  memory->data()[4096 + 10 + 49'999] = std::byte{8};
+  EXPECT_EQ((*region)->data()[0], std::byte{7});
+  EXPECT_EQ((*region)->data()[49'999], std::byte{8});
+  // It stays when the other side goes.
+  *memory = SharedMemory();
+  EXPECT_EQ((*region)->data()[0], std::byte{7});
+}
+
+TEST(SharedRegionTest, MemoryThatCouldEndTheProcessIsRefusedByName) {
+  const OwnedFd unsealed = Memfd(8192, F_SEAL_GROW);
+  EXPECT_THAT(Refusal(unsealed.get(), 0, 8192), HasSubstr("F_SEAL_SHRINK"));
+  const OwnedFd sealed = Memfd(8192, F_SEAL_SHRINK);
+  EXPECT_TRUE(SharedRegion::Map(sealed.get(), 4096, 4096).ok());
+  EXPECT_THAT(Refusal(sealed.get(), 4096, 4097),
+              HasSubstr("shared memory of 8192 bytes, want 4097 from 4096 on"));
+  EXPECT_THAT(Refusal(sealed.get(), ~std::uint64_t{0}, 2), HasSubstr("of 8192 bytes"));
+  EXPECT_THAT(Refusal(sealed.get(), 0, 0), HasSubstr("want 0"));
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const OwnedFd read_end(ends[0]);
+  const OwnedFd write_end(ends[1]);
+  EXPECT_THAT(Refusal(ends[0], 0, 1), HasSubstr("must be a memfd"));
+  std::FILE* file = std::tmpfile();
+  ASSERT_NE(file, nullptr);
+  ASSERT_EQ(ftruncate(fileno(file), 8192), 0);
+  const auto of_file = SharedRegion::Map(fileno(file), 0, 8192);
+  EXPECT_EQ(of_file.status().code(), absl::StatusCode::kInvalidArgument) << of_file.status();
+  std::fclose(file);
+  // Huge pages may have none left when they are read.
+  const OwnedFd huge(memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB));
+  if (huge.valid() && ftruncate(huge.get(), 2 << 20) == 0 &&
+      fcntl(huge.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0) {
+    EXPECT_THAT(Refusal(huge.get(), 0, 2 << 20), HasSubstr("ordinary pages"));
+  }
+}
+
+TEST(EngineMemoryTest, ARegionIsSharedOnceAndWithItsSize) {
+  EngineGeometry geometry;
+  geometry.regions = {{0x10000, 4096}, {0x20000, 8192}};
+  EngineMemory memory(3, geometry);
+  const OwnedFd fd = Memfd(8192, F_SEAL_SHRINK);
+  const auto share = [&](std::uint32_t region, std::uint64_t bytes) {
+    auto mapped = SharedRegion::Map(fd.get(), 0, bytes);
+    EXPECT_TRUE(mapped.ok());
+    return memory.Share(region, &*mapped);
+  };
+  EXPECT_EQ(memory.shared(1), nullptr);
+  EXPECT_THAT(share(1, 4096).ToString(), HasSubstr("region 1 of 4096 bytes, it was registered"));
+  EXPECT_THAT(share(2, 4096).ToString(), HasSubstr("region 2, want below 2"));
+  EXPECT_TRUE(share(1, 8192).ok());
+  EXPECT_EQ(share(1, 8192).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_NE(memory.shared(1), nullptr);
+  EXPECT_EQ(memory.shared(0), nullptr);
+  EXPECT_EQ(memory.shared_regions(), 1u);
+  EXPECT_EQ(memory.shared_bytes(), 8192u);
+}
+
+}  // namespace
+}  // namespace kvmill
