@@ -25,6 +25,17 @@ absl::StatusOr<T> Wait(StartFn start) {
   return *std::move(result);
 }
 
+// The same for a call that gives a status alone.
+template <typename StartFn>
+absl::Status WaitForStatus(StartFn start) {
+  return Wait<int>([&](auto done) {
+           start([done](const absl::Status& status) {
+             done(status.ok() ? absl::StatusOr<int>(0) : status);
+           });
+         })
+      .status();
+}
+
 }  // namespace
 
 absl::StatusOr<ClientNamespace> Client::OpenNamespace(absl::string_view name,
@@ -64,12 +75,7 @@ absl::StatusOr<Client::MappedPtr> Client::Map(const ClientNamespace& ns,
 }
 
 absl::Status Client::Renew(MappedBlocks& mapped, absl::Duration lease, CallOptions call) {
-  return Wait<int>([&](auto done) {
-           RenewAsync(mapped, lease, call, [done](const absl::Status& status) {
-             done(status.ok() ? absl::StatusOr<int>(0) : status);
-           });
-         })
-      .status();
+  return WaitForStatus([&](auto done) { RenewAsync(mapped, lease, call, std::move(done)); });
 }
 
 absl::StatusOr<std::uint64_t> Client::Touch(const ClientNamespace& ns,
@@ -85,12 +91,29 @@ absl::StatusOr<std::uint64_t> Client::RegisterMemory(const ClientNamespace& ns,
 }
 
 absl::Status Client::UnregisterMemory(std::uint64_t registration, CallOptions call) {
-  return Wait<int>([&](auto done) {
-           UnregisterMemoryAsync(registration, call, [done](const absl::Status& status) {
-             done(status.ok() ? absl::StatusOr<int>(0) : status);
-           });
-         })
-      .status();
+  return WaitForStatus(
+      [&](auto done) { UnregisterMemoryAsync(registration, call, std::move(done)); });
+}
+
+absl::StatusOr<StoreResult> Client::StorePages(const ClientNamespace& ns,
+                                               std::uint64_t registration,
+                                               absl::Span<const PageBlock> blocks,
+                                               const PageStoreOptions& options, CallOptions call) {
+  return Wait<StoreResult>([&](auto done) {
+    StorePagesAsync(ns, registration, blocks, options, call, std::move(done));
+  });
+}
+
+absl::Status Client::FlushPages(std::uint64_t request, CallOptions call) {
+  return WaitForStatus([&](auto done) { FlushPagesAsync(request, call, std::move(done)); });
+}
+
+absl::Status Client::FlushPages(absl::Span<const BlockKey> keys, CallOptions call) {
+  return WaitForStatus([&](auto done) { FlushPagesAsync(keys, call, std::move(done)); });
+}
+
+absl::Status Client::CancelPages(std::uint64_t request, CallOptions call) {
+  return WaitForStatus([&](auto done) { CancelPagesAsync(request, call, std::move(done)); });
 }
 
 absl::StatusOr<std::uint64_t> Client::Remove(const ClientNamespace& ns,

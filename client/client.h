@@ -25,7 +25,8 @@
 //
 // Thread-safe. Any number of calls may run at once.
 //
-// Beside this header engines include client/kv_sink.h (KvSink: a FetchSink that decodes into the
+// Beside this header engines include client/shared_memory.h (memory that can be stored from without
+// a copy) and client/kv_sink.h (KvSink: a FetchSink that decodes into the
 // engine's memory). docs/client.md has an example, the fields of a NamespaceSpec, and how to link.
 #ifndef KVMILL_CLIENT_CLIENT_H_
 #define KVMILL_CLIENT_CLIENT_H_
@@ -43,6 +44,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/engine_geometry.h"
+#include "client/page_store.h"
 #include "client/server_address.h"
 #include "storage/core/block_key.h"
 #include "storage/core/namespace.h"
@@ -370,10 +372,36 @@ class Client {
                                                CallOptions call = {});
   void RegisterMemoryAsync(const ClientNamespace& ns, const EngineGeometry& geometry,
                            CallOptions call, Done<std::uint64_t> done);
-  // NOT_FOUND when this session has no such registration.
+  // NOT_FOUND when this session has no such registration. Stores of its pages are cancelled, and
+  // nobody reads them any more.
   absl::Status UnregisterMemory(std::uint64_t registration, CallOptions call = {});
   void UnregisterMemoryAsync(std::uint64_t registration, CallOptions call,
                              std::function<void(absl::Status)> done);
+
+  // --- Pages in shared memory, stored without a copy: client/page_store.h says when pages are read
+  // and when they are free ---
+  // Results as Store's. FAILED_PRECONDITION: the daemon is not on this node; NOT_FOUND, ABORTED:
+  // register the memory again. `blocks` is needed during the call only.
+  absl::StatusOr<StoreResult> StorePages(const ClientNamespace& ns, std::uint64_t registration,
+                                         absl::Span<const PageBlock> blocks,
+                                         const PageStoreOptions& options = {},
+                                         CallOptions call = {});
+  void StorePagesAsync(const ClientNamespace& ns, std::uint64_t registration,
+                       absl::Span<const PageBlock> blocks, const PageStoreOptions& options,
+                       CallOptions call, Done<StoreResult> done);
+  // Layers of the model below `layers` have their values in the pages, for all running stores of
+  // the request.
+  void ReadyPages(std::uint64_t request, std::uint32_t layers);
+  // Of all stores of the request; of these blocks, whosever. OK: the pages are free.
+  absl::Status FlushPages(std::uint64_t request, CallOptions call = {});
+  void FlushPagesAsync(std::uint64_t request, CallOptions call,
+                       std::function<void(absl::Status)> done);
+  absl::Status FlushPages(absl::Span<const BlockKey> keys, CallOptions call = {});
+  void FlushPagesAsync(absl::Span<const BlockKey> keys, CallOptions call,
+                       std::function<void(absl::Status)> done);
+  absl::Status CancelPages(std::uint64_t request, CallOptions call = {});
+  void CancelPagesAsync(std::uint64_t request, CallOptions call,
+                        std::function<void(absl::Status)> done);
 
   // --- For people ---
   absl::StatusOr<ServerStat> Stat(CallOptions call = {});
@@ -402,8 +430,10 @@ class Client {
   // What UCX negotiated for the connection that is open now, as "tcp/eth0"; empty: there is none.
   std::string ucx_transport() const;
 
+ public:
+  class Impl;  // Internal to client/.
+
  private:
-  class Impl;
   explicit Client(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -19,6 +19,7 @@
 #include "client/convert.h"
 #include "client/data_link.h"
 #include "client/map_calls.h"
+#include "client/page_stores.h"
 #include "client/unary_call.h"
 #include "storage/core/log.h"
 #include "storage/core/mutex.h"
@@ -39,6 +40,7 @@ class Client::Impl {
   Connection& connection() { return *connection_; }
   ClientSession& session() { return *session_; }
   MapCalls& maps() { return *maps_; }
+  PageStores& pages() { return *pages_; }
   // Null when bytes travel inline whatever happens.
   DataLink* link() { return link_.get(); }
   // Null: values travel as they are.
@@ -165,6 +167,7 @@ class Client::Impl {
   std::unique_ptr<DataLink> link_;
   std::unique_ptr<ClientSession> session_;
   std::unique_ptr<MapCalls> maps_;
+  std::unique_ptr<PageStores> pages_;
   // Last: its destructor ends the calls that use the rest.
   std::unique_ptr<Connection> connection_;
 };

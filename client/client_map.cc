@@ -13,7 +13,8 @@
 namespace kvmill {
 namespace {
 
-// Closing a session over TCP at the end of a client: what the daemon gets to hear of it.
+// At the end of a client: what the daemon gets to say that it reads no pages any more, and to hear
+// that a session over TCP is over.
 constexpr std::chrono::milliseconds kCloseWait{500};
 
 absl::StatusOr<std::uint32_t> LeaseMs(absl::Duration lease) {
@@ -42,6 +43,7 @@ Client::Impl::Impl(const ServerAddress& address, const Options& options)
   }
   session_ = std::make_unique<ClientSession>(*connection_, std::move(notices));
   maps_ = std::make_unique<MapCalls>(*connection_, *session_);
+  pages_ = std::make_unique<PageStores>(*connection_, *session_);
   const bool links = options.path == DataPath::kUcx || (options.path == DataPath::kAuto && !local_);
   if (!links && !encodes()) return;
   std::uint32_t threads = options.encode_threads;
@@ -68,10 +70,12 @@ Client::Impl::~Impl() {
     static_cast<void>(link_.release());
     static_cast<void>(workers_.release());
     static_cast<void>(maps_.release());
+    static_cast<void>(pages_.release());
     static_cast<void>(session_.release());
     return;
   }
   maps_->Stop();
+  pages_->Stop(kCloseWait);
   session_->Close(kCloseWait);
   // Its operations use the connection, and calls that end with that may ask for it.
   if (link_ != nullptr) link_->Stop();
@@ -120,55 +124,6 @@ void Client::TouchAsync(const ClientNamespace& ns, absl::Span<const BlockKey> ke
         return channel.cache->PrepareAsyncTouch(context, request, queue);
       },
       [](const v1::BlockCount& reply) { return reply.blocks(); }, std::move(done));
-}
-
-void Client::RegisterMemoryAsync(const ClientNamespace& ns, const EngineGeometry& geometry,
-                                 CallOptions call, Done<std::uint64_t> done) {
-  absl::Status checked = impl_->CheckProcess();
-  if (checked.ok()) checked = CheckGeometry(ns.spec, geometry);
-  if (!checked.ok()) return done(checked);
-  const Deadline deadline = impl_->DeadlineOf(call);
-  v1::RegisterMemoryRequest request;
-  request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
-  ToProto(geometry, request.mutable_geometry());
-  impl_->WithNamespace<std::uint64_t>(
-      ns, deadline,
-      [impl = impl_.get(), request, deadline](Done<std::uint64_t> attempt_done) {
-        impl->session().Ensure(
-            deadline, [impl, request, deadline, attempt_done](absl::StatusOr<SessionPtr> session) {
-              if (!session.ok()) return attempt_done(session.status());
-              v1::RegisterMemoryRequest mine = request;
-              mine.set_session_id((*session)->id);
-              impl->Call<v1::RegisterMemoryReply, std::uint64_t>(
-                  deadline,
-                  [mine = std::move(mine)](Channel& channel, auto* context, auto* queue) {
-                    return channel.engine->PrepareAsyncRegisterMemory(context, mine, queue);
-                  },
-                  [](const v1::RegisterMemoryReply& reply) { return reply.registration(); },
-                  attempt_done);
-            });
-      },
-      std::move(done));
-}
-
-void Client::UnregisterMemoryAsync(std::uint64_t registration, CallOptions call,
-                                   std::function<void(absl::Status)> done) {
-  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
-  const Deadline deadline = impl_->DeadlineOf(call);
-  impl_->session().Ensure(deadline, [impl = impl_.get(), registration, deadline,
-                                     done = std::move(done)](absl::StatusOr<SessionPtr> session) {
-    if (!session.ok()) return done(session.status());
-    v1::UnregisterMemoryRequest request;
-    request.set_session_id((*session)->id);
-    request.set_registration(registration);
-    impl->Call<v1::UnregisterMemoryReply, int>(
-        deadline,
-        [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
-          return channel.engine->PrepareAsyncUnregisterMemory(context, request, queue);
-        },
-        [](const v1::UnregisterMemoryReply&) { return absl::StatusOr<int>(0); },
-        [done](const absl::StatusOr<int>& result) { done(result.status()); });
-  });
 }
 
 }  // namespace kvmill

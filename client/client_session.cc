@@ -1,6 +1,7 @@
 #include "client/client_session.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "client/convert.h"
@@ -14,6 +15,8 @@ using std::chrono::steady_clock;
 constexpr milliseconds kOpenMax{5000};  // What the daemon gets to open a session.
 constexpr milliseconds kPauseMin{50};
 constexpr milliseconds kPauseMax{2000};
+// How soon the death of a daemon is noticed by those who wait for its answer.
+constexpr milliseconds kDeathCheck{20};
 
 }  // namespace
 
@@ -53,6 +56,13 @@ class ClientSession::Stream {
     stream_->Write(request_, &write_done_);
   }
 
+  void Send(v1::SessionRequest request) {
+    MutexLock lock(mu_);
+    if (!open_ || closing_) return;  // Its end is near: the next stream sends it.
+    outbox_.push_back(std::move(request));
+    if (!writing_) WriteNext();
+  }
+
   void Close() {
     MutexLock lock(mu_);
     closing_ = true;
@@ -60,6 +70,13 @@ class ClientSession::Stream {
   }
 
  private:
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    writing_ = true;
+    request_ = std::move(outbox_.front());
+    outbox_.pop_front();
+    stream_->Write(request_, &write_done_);
+  }
+
   void WriteClose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     writing_ = true;
     request_.Clear();
@@ -89,6 +106,8 @@ class ClientSession::Stream {
       FinishIfIdle();
     } else if (ok && closing_ && open_ && !request_.has_close()) {
       WriteClose();
+    } else if (ok && open_ && !closing_ && !outbox_.empty()) {
+      WriteNext();
     }
   }
 
@@ -106,6 +125,10 @@ class ClientSession::Stream {
         session->id = reply_.opened().session_id();
         session->pass = pass_;
         session->lease_ms_max = reply_.opened().lease_ms_max();
+        session->boot_id = reply_.opened().hello().boot_id();
+        DoorClient* const door = owner_.connection_.door();
+        const auto entry = door == nullptr ? nullptr : door->pass();
+        if (entry != nullptr && entry->number == pass_) session->entry = entry;
       }
       {
         MutexLock lock(owner_.mu_);
@@ -119,6 +142,8 @@ class ClientSession::Stream {
         if (closing_ && !writing_) WriteClose();
       }
       owner_.StreamOpened(session);
+    } else if (reply_.has_completion()) {
+      owner_.Completed(reply_.completion().number());
     } else if (reply_.has_drain() && owner_.notices_.draining) {
       owner_.notices_.draining();
     } else if (reply_.has_leases_expired() && owner_.notices_.leases_expired) {
@@ -166,6 +191,7 @@ class ClientSession::Stream {
 
   Mutex mu_;
   v1::SessionRequest request_ ABSL_GUARDED_BY(mu_);  // Of the write in progress.
+  std::deque<v1::SessionRequest> outbox_ ABSL_GUARDED_BY(mu_);
   std::uint64_t heartbeats_ ABSL_GUARDED_BY(mu_) = 0;
   bool open_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
@@ -216,15 +242,19 @@ void ClientSession::StartStream() {
 
 void ClientSession::StreamOpened(const SessionPtr& session) {
   std::vector<Waiter> opened;
+  Answered answered;
   {
     MutexLock lock(mu_);
     stream_open_ = true;
     pause_ = milliseconds(0);
     session_ = session;
     opened.swap(waiters_);
-    SetTimer(steady_clock::now() + heartbeat_);
+    SendCancels(&answered);
+    next_heartbeat_ = steady_clock::now() + heartbeat_;
+    SetTimer(next_heartbeat_);
   }
   for (const Waiter& waiter : opened) waiter.done(session);
+  for (const auto& [done, status] : answered) done(status);
 }
 
 void ClientSession::StreamEnded(const absl::Status& status, bool opened) {
@@ -238,6 +268,7 @@ void ClientSession::StreamEnded(const absl::Status& status, bool opened) {
     changed_.NotifyAll();
     const auto now = steady_clock::now();
     if (opened) broken_since_ = now;
+    for (auto& [number, cancel] : cancels_) cancel.sent = false;
     if (session_ != nullptr &&
         (closed_ || status.ok() || absl::IsNotFound(status) || absl::IsAborted(status) ||
          (session_->pass == 0 && now - broken_since_ > resume_grace_))) {
@@ -252,6 +283,11 @@ void ClientSession::StreamEnded(const absl::Status& status, bool opened) {
       StartStream();  // They want a new one; this was the end of an old one.
     } else {
       failed.swap(waiters_);
+      if (!cancels_.empty()) {  // Ask another time.
+        pause_ = std::clamp(2 * pause_, kPauseMin, kPauseMax);
+        next_attempt_ = now + pause_;
+        SetTimer(next_attempt_);
+      }
     }
   }
   if (ended != nullptr && !ended->ended.exchange(true) && notices_.ended) notices_.ended();
@@ -271,6 +307,63 @@ void ClientSession::Ended(const SessionPtr& session) {
   if (!session->ended.exchange(true) && notices_.ended) notices_.ended();
 }
 
+void ClientSession::CancelStores(const SessionPtr& of, std::vector<std::uint64_t> stores,
+                                 Deadline deadline, std::function<void(absl::Status)> done) {
+  Answered answered;
+  {
+    MutexLock lock(mu_);
+    if (closed_) {
+      answered.emplace_back(std::move(done), absl::CancelledError("the client is being destroyed"));
+    } else {
+      cancels_.emplace(next_cancel_++, Cancel{of, std::move(stores), deadline, std::move(done)});
+      SendCancels(&answered);
+      if (stream_ == nullptr && session_ == nullptr && !cancels_.empty()) StartStream();
+      if (!cancels_.empty()) SetTimer(steady_clock::now() + kDeathCheck);
+    }
+  }
+  for (const auto& [answer, status] : answered) answer(status);
+}
+
+void ClientSession::SendCancels(Answered* answered) {
+  const auto wall = std::chrono::system_clock::now();
+  for (auto it = cancels_.begin(); it != cancels_.end();) {
+    Cancel& cancel = it->second;
+    // Two daemons never serve one socket at the same time.
+    const bool replaced =
+        session_ != nullptr && stream_open_ && session_->boot_id != cancel.of->boot_id;
+    const bool gone = replaced || (cancel.of->entry != nullptr && cancel.of->entry->DaemonIsGone());
+    if (gone || cancel.deadline <= wall) {
+      answered->emplace_back(
+          std::move(cancel.done),
+          gone ? absl::OkStatus()
+               : absl::DeadlineExceededError("the daemon did not say that nobody reads the pages"));
+      it = cancels_.erase(it);
+      continue;
+    }
+    if (!cancel.sent && stream_ != nullptr && stream_open_ && session_ != nullptr) {
+      v1::SessionRequest request;
+      request.mutable_cancel()->set_number(it->first);
+      if (cancel.of->id != session_->id) request.mutable_cancel()->set_session_id(cancel.of->id);
+      request.mutable_cancel()->mutable_stores()->Add(cancel.stores.begin(), cancel.stores.end());
+      stream_->Send(std::move(request));
+      cancel.sent = true;
+    }
+    ++it;
+  }
+}
+
+void ClientSession::Completed(std::uint64_t number) {
+  std::function<void(absl::Status)> done;
+  {
+    MutexLock lock(mu_);
+    const auto it = cancels_.find(number);
+    if (it == cancels_.end()) return;  // It did not wait that long.
+    done = std::move(it->second.done);
+    cancels_.erase(it);
+  }
+  done(absl::OkStatus());
+}
+
 void ClientSession::PassLost(std::uint64_t pass) {
   const SessionPtr session = current();
   if (session != nullptr && session->pass == pass) Ended(session);
@@ -278,11 +371,13 @@ void ClientSession::PassLost(std::uint64_t pass) {
 
 void ClientSession::Close(milliseconds wait) {
   SessionPtr session;
+  std::map<std::uint64_t, Cancel> cancels;
   const auto give_up = steady_clock::now() + wait;
   {
     MutexLock lock(mu_);
     closed_ = true;
     session = session_;
+    cancels.swap(cancels_);
     if (stream_ != nullptr && session != nullptr && session->pass == 0) {
       stream_->Close();
       while (stream_ != nullptr && steady_clock::now() < give_up) {
@@ -291,6 +386,9 @@ void ClientSession::Close(milliseconds wait) {
     }
   }
   if (session != nullptr) session->ended.store(true, std::memory_order_release);
+  for (const auto& [number, cancel] : cancels) {
+    cancel.done(absl::CancelledError("the client is being destroyed"));
+  }
 }
 
 void ClientSession::SetTimer(steady_clock::time_point when) {
@@ -302,6 +400,7 @@ void ClientSession::SetTimer(steady_clock::time_point when) {
 
 void ClientSession::OnTimer() {
   std::vector<Waiter> late;
+  Answered answered;
   {
     MutexLock lock(mu_);
     const auto now = steady_clock::now();
@@ -313,8 +412,11 @@ void ClientSession::OnTimer() {
     std::move(first_late, waiters_.end(), std::back_inserter(late));
     waiters_.erase(first_late, waiters_.end());
     if (stream_ != nullptr && stream_open_) {
-      stream_->Heartbeat();
-      SetTimer(now + heartbeat_);
+      if (now >= next_heartbeat_) {
+        stream_->Heartbeat();
+        next_heartbeat_ = now + heartbeat_;
+      }
+      SetTimer(next_heartbeat_);
     } else if (stream_ != nullptr) {
       if (now >= opening_since_ + kOpenMax) stream_->Cancel();
       SetTimer(std::max(now + milliseconds(100), opening_since_ + kOpenMax));
@@ -322,11 +424,17 @@ void ClientSession::OnTimer() {
       if (now >= next_attempt_) StartStream();
       SetTimer(std::max(now + milliseconds(1), next_attempt_));
     }
+    SendCancels(&answered);
+    if (!cancels_.empty()) {
+      if (stream_ == nullptr && session_ == nullptr && now >= next_attempt_) StartStream();
+      SetTimer(now + kDeathCheck);
+    }
     for (const Waiter& waiter : waiters_) {
       const auto left = std::chrono::duration_cast<milliseconds>(waiter.deadline - wall);
       SetTimer(now + std::clamp(left, milliseconds(1), kOpenMax));
     }
   }
+  for (const auto& [done, status] : answered) done(status);
   for (const Waiter& waiter : late) {
     waiter.done(absl::DeadlineExceededError("the daemon opened no session in time"));
   }

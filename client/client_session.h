@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/connection.h"
+#include "kvmill/v1/engine.pb.h"
 #include "storage/core/mutex.h"
 
 namespace kvmill {
@@ -29,6 +31,8 @@ struct SessionHandle {
   std::string id;
   std::uint64_t pass = 0;  // Of the local door; 0 over TCP.
   std::uint32_t lease_ms_max = 0;
+  std::string boot_id;                    // Of the daemon that opened it.
+  std::shared_ptr<const DoorPass> entry;  // Shared with the door; null over TCP.
   // The daemon holds nothing for it any more. Never cleared; a reader that sees false a moment too
   // long has the generations of its pages.
   std::atomic<bool> ended{false};
@@ -52,6 +56,11 @@ class ClientSession {
 
   // Calls `done` once with a session that has not ended, as far as is known.
   void Ensure(Deadline deadline, Opened done);
+  // Stores of pages of `of`, which may have ended, read no more and nobody is in the middle of a
+  // read: `done` is called once with OK when the daemon said so, or is known to have died.
+  // DEADLINE_EXCEEDED: it may be reading.
+  void CancelStores(const SessionPtr& of, std::vector<std::uint64_t> stores, Deadline deadline,
+                    std::function<void(absl::Status)> done);
   // The daemon does not know it (any more).
   void Ended(const SessionPtr& session);
   // The connection with that pass of the local door is gone, and with it its session.
@@ -68,6 +77,18 @@ class ClientSession {
     Opened done;
   };
 
+  struct Cancel {
+    SessionPtr of;
+    std::vector<std::uint64_t> stores;
+    Deadline deadline;
+    std::function<void(absl::Status)> done;
+    bool sent = false;  // On the stream that is open.
+  };
+  using Answered = std::vector<std::pair<std::function<void(absl::Status)>, absl::Status>>;
+
+  // Sends what was not sent; those whose daemon has gone are answered.
+  void SendCancels(Answered* answered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Completed(std::uint64_t number);
   void StartStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of the stream: it is open, or over.
   void StreamOpened(const SessionPtr& session);
@@ -89,9 +110,12 @@ class ClientSession {
   std::chrono::milliseconds pause_ ABSL_GUARDED_BY(mu_){0};  // Before the next attempt to resume.
   std::chrono::steady_clock::time_point next_attempt_ ABSL_GUARDED_BY(mu_);
   std::chrono::milliseconds heartbeat_ ABSL_GUARDED_BY(mu_){5000};
+  std::chrono::steady_clock::time_point next_heartbeat_ ABSL_GUARDED_BY(mu_);
   std::chrono::milliseconds resume_grace_ ABSL_GUARDED_BY(mu_){30000};
   std::chrono::steady_clock::time_point broken_since_ ABSL_GUARDED_BY(mu_);
   std::vector<Waiter> waiters_ ABSL_GUARDED_BY(mu_);
+  std::map<std::uint64_t, Cancel> cancels_ ABSL_GUARDED_BY(mu_);  // That are not answered.
+  std::uint64_t next_cancel_ ABSL_GUARDED_BY(mu_) = 1;
   bool timer_set_ ABSL_GUARDED_BY(mu_) = false;
   std::chrono::steady_clock::time_point timer_at_ ABSL_GUARDED_BY(mu_);
   bool closed_ ABSL_GUARDED_BY(mu_) = false;

@@ -1,0 +1,283 @@
+#include "client/page_store_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+
+namespace kvmill {
+namespace {
+
+// After the end of a call, for the news that nobody reads.
+constexpr std::chrono::milliseconds kConfirmMax{500};
+
+}  // namespace
+
+PageStoreStream::PageStoreStream(Connection& connection, ClientSession& session,
+                                 const ClientNamespace& ns, RegisteredMemoryPtr memory,
+                                 std::uint64_t number, absl::Span<const PageBlock> blocks,
+                                 const PageStoreOptions& options, std::function<void()> changed,
+                                 Done done)
+    : connection_(connection),
+      session_(session),
+      ns_(ns),
+      memory_(std::move(memory)),
+      number_(number),
+      options_(options),
+      changed_(std::move(changed)),
+      done_(std::move(done)),
+      pieces_(ns_.spec, memory_->geometry, blocks),
+      results_(blocks.size(), ns.spec.groups.size()) {
+  pieces_.Ready(options.ready_layers);
+  // Layer groups that this memory has nothing of are for others to store.
+  std::vector<bool> has(ns.spec.groups.size(), false);
+  for (const EngineLayers& entry : memory_->geometry.layers) has[entry.group] = true;
+  for (std::uint32_t group = 0; group < has.size(); ++group) {
+    if (has[group]) continue;
+    for (std::uint32_t block = 0; block < blocks.size(); ++block) {
+      AddFailure(block, group, v1::STORE_PARTIAL, absl::OkStatus());
+    }
+  }
+}
+
+void PageStoreStream::AddFailure(std::uint32_t block, std::uint32_t group, v1::StoreOutcome outcome,
+                                 const absl::Status& status) {
+  v1::StoreResult result;
+  result.set_sequence(block);
+  result.set_group(group);
+  result.set_outcome(outcome);
+  ToProto(status, result.mutable_status());
+  results_.Add(result);
+}
+
+std::vector<std::uint32_t> PageStoreStream::Find(absl::Span<const BlockKey> keys) {
+  absl::flat_hash_set<absl::string_view> wanted;
+  for (const BlockKey& key : keys) wanted.insert(key.view());
+  std::vector<std::uint32_t> found;
+  MutexLock lock(mu_);
+  for (std::uint32_t block = 0; block < pieces_.block_count(); ++block) {
+    if (keys.empty() || wanted.contains(pieces_.key(block).view())) found.push_back(block);
+  }
+  return found;
+}
+
+void PageStoreStream::Start(Deadline deadline) {
+  deadline_ = deadline;
+  self_ = shared_from_this();
+  connection_.Admit(&context_, deadline, [this](const Connection::Admission& admission) {
+    if (!admission.status.ok()) {
+      Complete(admission.status);
+      return;
+    }
+    started_ = true;
+    pass_ = admission.pass;
+    channel_ = connection_.channel();
+    MutexLock lock(mu_);
+    stream_ = channel_->cache->PrepareAsyncStore(&context_, connection_.queue());
+    stream_->StartCall(&start_done_);
+  });
+}
+
+void PageStoreStream::OnStart(bool ok) {
+  MutexLock lock(mu_);
+  if (!ok) {
+    writes_ended_ = reads_ended_ = true;
+    FinishIfIdle();
+    return;
+  }
+  v1::StoreBegin* begin = message_.mutable_begin();
+  begin->mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns_.fingerprint)));
+  begin->set_wait(options_.wait_durable ? v1::WAIT_DURABLE : v1::WAIT_SEALED);
+  begin->mutable_pages()->set_session_id(memory_->session->id);
+  begin->mutable_pages()->set_registration(memory_->registration);
+  begin->mutable_pages()->set_store(number_);
+  writing_ = true;
+  stream_->Write(message_, &write_done_);
+  stream_->Read(&reply_, &read_done_);
+}
+
+void PageStoreStream::OnWrite(bool ok) {
+  MutexLock lock(mu_);
+  writing_ = false;
+  if (!ok) writes_ended_ = true;  // The status says why.
+  WriteNext();
+  FinishIfIdle();
+}
+
+void PageStoreStream::WriteNext() {
+  if (!begun_ || writing_ || writes_ended_ || cancelled_) return;
+  message_.Clear();
+  if (pieces_.Next(message_.mutable_chunk())) {
+    writing_ = true;
+    stream_->Write(message_, &write_done_);
+  } else if (pieces_.finished()) {
+    writing_ = writes_ended_ = true;
+    stream_->WritesDone(&half_close_done_);
+  }
+}
+
+void PageStoreStream::OnHalfClose(bool) {
+  MutexLock lock(mu_);
+  writing_ = false;
+  FinishIfIdle();
+}
+
+void PageStoreStream::OnRead(bool ok) {
+  bool rested = false;
+  {
+    MutexLock lock(mu_);
+    if (!ok) {
+      reads_ended_ = true;
+      FinishIfIdle();
+      return;
+    }
+    if (reply_.has_begun()) {
+      begun_ = true;
+    } else if (reply_.has_summary()) {
+      durable_ = FromProto(reply_.summary().durable());
+    } else {
+      pieces_.Closed(reply_.result().sequence(), reply_.result().group());
+      results_.Add(reply_.result());
+      rested = true;
+    }
+    WriteNext();
+    stream_->Read(&reply_, &read_done_);
+  }
+  if (rested) changed_();
+}
+
+void PageStoreStream::FinishIfIdle() {
+  // The daemon ended the call, or the transport did: nothing more is written.
+  if (!reads_ended_ || writing_ || finishing_) return;
+  finishing_ = writes_ended_ = true;
+  stream_->Finish(&grpc_status_, &finish_done_);
+}
+
+void PageStoreStream::OnFinish(bool) {
+  connection_.NoteBootId(context_);
+  const absl::Status status = FromGrpc(grpc_status_);
+  if (absl::IsUnauthenticated(status)) connection_.PassRefused(pass_);
+  stream_.reset();
+  channel_.reset();
+  bool ask = false;
+  {
+    MutexLock lock(mu_);
+    status_ = status;
+    ask = !status.ok() && pieces_.sent_anything();
+  }
+  if (ask) {
+    Confirm(std::max(deadline_, std::chrono::system_clock::now()) + kConfirmMax);
+  } else {
+    Complete(status);
+  }
+}
+
+void PageStoreStream::Confirm(Deadline deadline) {
+  {
+    MutexLock lock(mu_);
+    if (free_ || std::exchange(confirming_, true)) return;
+  }
+  session_.CancelStores(
+      memory_->session, {number_}, deadline,
+      [self = shared_from_this()](const absl::Status& status) { self->Confirmed(status); });
+}
+
+void PageStoreStream::Confirmed(const absl::Status& status) {
+  absl::Status outcome;
+  Deadline again;
+  {
+    MutexLock lock(mu_);
+    confirming_ = false;
+    again = ask_until_;
+    outcome = status_;
+    if (status.ok()) {
+      free_ = true;
+    } else {
+      outcome = absl::DeadlineExceededError(
+          absl::StrCat("the daemon may still read the pages: ", status.message(),
+                       "; the store had ended with: ", status_.message()));
+    }
+  }
+  const std::shared_ptr<PageStoreStream> self = shared_from_this();
+  Complete(outcome);
+  if (absl::IsDeadlineExceeded(status) && std::chrono::system_clock::now() < again) Confirm(again);
+}
+
+void PageStoreStream::Complete(absl::Status status) {
+  Done done;
+  absl::StatusOr<StoreResult> result = absl::UnknownError("");
+  {
+    MutexLock lock(mu_);
+    done = std::exchange(done_, nullptr);
+    if (done != nullptr && (status.ok() || !pieces_.sent_anything())) free_ = true;
+    if (!status.ok()) {
+      result = status;
+    } else if (options_.wait_durable && !durable_.ok()) {
+      result = durable_;
+    } else {
+      result = results_.Take();
+    }
+  }
+  const std::shared_ptr<PageStoreStream> self = shared_from_this();
+  const bool first = done != nullptr;
+  if (first) done(std::move(result));
+  changed_();
+  if (!first) return;
+  self_.reset();
+  if (started_) connection_.End(&context_);
+}
+
+void PageStoreStream::Ready(std::uint32_t layers) {
+  MutexLock lock(mu_);
+  pieces_.Ready(layers);
+  WriteNext();
+}
+
+void PageStoreStream::GiveUpUnready(absl::Span<const std::uint32_t> blocks) {
+  MutexLock lock(mu_);
+  if (pieces_.all_ready()) return;
+  const absl::Status why =
+      absl::CancelledError("the pages were flushed before all values were ready");
+  for (const std::uint32_t block : blocks) {
+    for (std::uint32_t group = 0; group < ns_.spec.groups.size(); ++group) {
+      if (pieces_.GiveUp(block, group)) AddFailure(block, group, v1::STORE_FAILED, why);
+    }
+  }
+  WriteNext();
+}
+
+void PageStoreStream::Cancel() {
+  MutexLock lock(mu_);
+  if (done_ == nullptr || std::exchange(cancelled_, true)) return;
+  if (!pieces_.sent_anything()) free_ = true;  // And nothing will be.
+  context_.TryCancel();
+}
+
+void PageStoreStream::AskUntil(Deadline deadline) {
+  {
+    MutexLock lock(mu_);
+    ask_until_ = std::max(ask_until_, deadline);
+    if (done_ != nullptr || free_) return;  // The call's end leads to it.
+  }
+  Confirm(deadline);
+}
+
+bool PageStoreStream::free() {
+  MutexLock lock(mu_);
+  return free_;
+}
+
+bool PageStoreStream::over() {
+  MutexLock lock(mu_);
+  return done_ == nullptr;
+}
+
+bool PageStoreStream::AtRest(absl::Span<const std::uint32_t> blocks) {
+  MutexLock lock(mu_);
+  return free_ || std::all_of(blocks.begin(), blocks.end(),
+                              [this](std::uint32_t block) { return pieces_.AtRest(block); });
+}
+
+}  // namespace kvmill
