@@ -143,9 +143,10 @@ void PageStoreStream::OnRead(bool ok) {
       rested = true;
     }
     WriteNext();
-    stream_->Read(&reply_, &read_done_);
   }
   if (rested) changed_();
+  // Last: the end of the call may follow on another thread.
+  stream_->Read(&reply_, &read_done_);
 }
 
 void PageStoreStream::FinishIfIdle() {

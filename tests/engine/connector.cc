@@ -136,7 +136,9 @@ void SchedulerConnector::BuildPlan(const std::vector<RequestView>& running, Step
   for (const RequestView& request : running) {
     if (Holding() || config_.fault == Fault::kStoresAfterPreemption) break;
     std::uint32_t tokens = request.computed;
-    if (config_.fault == Fault::kStoresBeforeComputing) tokens = request.scheduled;
+    if (config_.fault == Fault::kStoresBeforeComputing || config_.store_path == StorePath::kPages) {
+      tokens = request.scheduled;
+    }
     if (config_.fault == Fault::kStoresRejectedTokens) {
       tokens += static_cast<std::uint32_t>(request.rejected->size());
     }
@@ -152,11 +154,13 @@ void SchedulerConnector::BuildPlan(const std::vector<RequestView>& running, Step
   }
   plan->loads = std::move(next_loads_);
   plan->saves = std::move(next_saves_);
+  plan->aborted = std::exchange(next_aborted_, {});
   next_loads_.clear();
   next_saves_.clear();
 }
 
 bool SchedulerConnector::RequestFinished(const RequestView& request, bool aborted) {
+  if (aborted && Busy(request.id)) next_aborted_.push_back(request.id);
   if (!aborted && !Holding() && config_.fault != Fault::kStoresAfterPreemption) {
     State& state = states_[request.id];
     std::vector<BlockPages> blocks = UnsavedBlocks(request, request.computed, &state);
@@ -313,6 +317,15 @@ struct WorkerConnector::Load : FetchSink {
 
 struct WorkerConnector::SaveCall {
   SaveCall(const Order& o, WorkerConnector& connector) : order(o) {
+    if (connector.config_.store_path == StorePath::kPages) {
+      NamePages();
+    } else {
+      View(connector);
+    }
+  }
+
+  // For Store.
+  void View(WorkerConnector& connector) {
     KvMemory& memory = connector.memory_;
     const std::uint32_t layers = connector.config_.shape.layers;
     // Both lists are sized first: the blocks point into them.
@@ -333,18 +346,40 @@ struct WorkerConnector::SaveCall {
         }
       }
       StoreBlock& block = blocks.emplace_back();
-      block.key = KeyOf(pages.hashes.back());
-      if (pages.parent != 0) block.parent = KeyOf(pages.parent);
-      block.token_count = static_cast<std::uint32_t>(pages.hashes.size());
-      block.block_index = pages.block_index;
+      Name(pages, &block);
       block.layers = absl::MakeConstSpan(&inputs[b * layers], layers);
     }
+  }
+
+  // For StorePages.
+  void NamePages() {
+    numbers.resize(order.blocks.size());
+    page_lists.resize(order.blocks.size());
+    for (std::size_t b = 0; b < order.blocks.size(); ++b) {
+      const BlockPages& pages = order.blocks[b];
+      numbers[b].assign(pages.pages.begin(), pages.pages.end());
+      page_lists[b] = numbers[b];
+      PageBlock& block = page_blocks.emplace_back();
+      Name(pages, &block);
+      block.pages = absl::MakeConstSpan(&page_lists[b], 1);
+    }
+  }
+
+  template <typename Block>
+  static void Name(const BlockPages& pages, Block* block) {
+    block->key = KeyOf(pages.hashes.back());
+    if (pages.parent != 0) block->parent = KeyOf(pages.parent);
+    block->token_count = static_cast<std::uint32_t>(pages.hashes.size());
+    block->block_index = pages.block_index;
   }
 
   const Order order;
   std::vector<std::vector<const std::byte*>> lists;
   std::vector<LayerInput> inputs;
   std::vector<StoreBlock> blocks;
+  std::vector<std::vector<std::uint64_t>> numbers;
+  std::vector<PageNumbers> page_lists;
+  std::vector<PageBlock> page_blocks;
   Result<StoreResult> result;
   bool collected = false;
 };
@@ -357,6 +392,7 @@ WorkerConnector::WorkerConnector(const EngineConfig& config, std::uint32_t rank,
 
 WorkerConnector::~WorkerConnector() {
   for (Load& load : loads_) load.Wait();
+  client_.reset();  // Ends what still runs.
   for (SaveCall& save : saves_) save.result.Wait();
 }
 
@@ -379,13 +415,43 @@ absl::Status WorkerConnector::OpenNamespace() {
   return absl::OkStatus();
 }
 
+absl::Status WorkerConnector::RegisterMemory() {
+  if (registration_ != 0) return absl::OkStatus();
+  CallOptions call;
+  call.timeout = absl::Milliseconds(config_.lookup_ms);
+  KVMILL_ASSIGN_OR_RETURN(registration_,
+                          client_->RegisterMemory(ns_, memory_.Geometry(head_begin_), call));
+  return absl::OkStatus();
+}
+
+void WorkerConnector::FreePages(std::uint64_t request) {
+  CallOptions call;
+  call.timeout = absl::Milliseconds(config_.store_ms);
+  while (!client_->CancelPages(request, call).ok()) {
+  }
+}
+
 void WorkerConnector::HandlePreemptions(const std::vector<std::uint64_t>& requests) {
-  if (config_.fault == Fault::kStoresAfterPreemption) return;
+  if (config_.fault == Fault::kStoresAfterPreemption ||
+      config_.fault == Fault::kReusesPagesUnasked) {
+    return;
+  }
   for (const std::uint64_t request : requests) {
+    if (config_.store_path == StorePath::kPages) {
+      CallOptions call;
+      call.timeout = absl::Milliseconds(config_.store_ms);
+      if (!client_->FlushPages(request, call).ok()) FreePages(request);
+      continue;
+    }
     for (SaveCall& save : saves_) {
       if (save.order.request == request) save.result.Wait();
     }
   }
+}
+
+void WorkerConnector::HandleAborts(const std::vector<std::uint64_t>& requests) {
+  if (config_.store_path != StorePath::kPages) return;
+  for (const std::uint64_t request : requests) FreePages(request);
 }
 
 void WorkerConnector::StartLoads(const std::vector<Order>& orders) {
@@ -436,29 +502,58 @@ std::set<PageId> WorkerConnector::WaitForLoads() {
   return failed_pages_;
 }
 
-void WorkerConnector::StartSaves(const std::vector<Order>& orders) {
+void WorkerConnector::StartSaves(const std::vector<Order>& orders,
+                                 const std::set<std::uint64_t>& lost) {
   for (const Order& order : orders) {
     SaveCall& save = saves_.emplace_back(order, *this);
-    StoreOptions options;
-    options.head_begin = head_begin_;
-    options.head_count = memory_.head_count();
     CallOptions call;
     call.timeout = absl::Milliseconds(config_.store_ms);
+    const auto done = [&save](absl::StatusOr<StoreResult> result) {
+      save.result.Set(std::move(result));
+    };
     ++counts_.calls_started;
-    if (absl::Status opened = OpenNamespace(); !opened.ok()) {
-      save.result.Set(opened);
-      continue;
+    const bool pages = config_.store_path == StorePath::kPages;
+    absl::Status status = OpenNamespace();
+    if (status.ok() && pages) status = RegisterMemory();
+    if (status.ok() && pages && lost.count(order.request) != 0) {
+      status = absl::CancelledError("its values are not computed");
     }
-    client_->StoreAsync(
-        ns_, save.blocks, options, call,
-        [&save](absl::StatusOr<StoreResult> result) { save.result.Set(std::move(result)); });
+    if (!status.ok()) {
+      save.result.Set(status);
+    } else if (pages) {
+      PageStoreOptions options;
+      options.request = order.request;
+      options.ready_layers = 0;
+      client_->StorePagesAsync(ns_, registration_, save.page_blocks, options, call, done);
+    } else {
+      StoreOptions options;
+      options.head_begin = head_begin_;
+      options.head_count = memory_.head_count();
+      client_->StoreAsync(ns_, save.blocks, options, call, done);
+    }
   }
 }
 
+void WorkerConnector::Ready(std::uint32_t layers) {
+  // A fault: the values are said to be there when the save is waited for, whatever is there then.
+  if (config_.store_path != StorePath::kPages || config_.fault == Fault::kReusesPagesUnasked) {
+    return;
+  }
+  for (const SaveCall& save : saves_) client_->ReadyPages(save.order.request, layers);
+}
+
 void WorkerConnector::CollectSave(SaveCall& save) {
+  if (config_.fault == Fault::kReusesPagesUnasked) {
+    client_->ReadyPages(save.order.request, config_.shape.layers);
+  }
   const absl::StatusOr<StoreResult>& result = save.result.Wait();
   if (save.collected) return;
   save.collected = true;
+  if (config_.store_path == StorePath::kPages) {
+    if (absl::IsDeadlineExceeded(result.status())) FreePages(save.order.request);
+    // Of another session or daemon.
+    if (absl::IsAborted(result.status()) || absl::IsNotFound(result.status())) registration_ = 0;
+  }
   ++counts_.calls_done;
   const auto note = [this](const absl::Status& status) {
     if (!absl::IsResourceExhausted(status)) {

@@ -11,15 +11,18 @@
 //   WorkerConnector
 //     constructor            register_kv_caches
 //     HandlePreemptions      handle_preemptions                before anything is written
+//     HandleAborts           (with it)
 //     StartLoads             start_load_kv
 //     WaitForLoads           wait_for_layer_load, all layers   before attention, loads in the step
-//     StartSaves             save_kv_layer, all layers
+//     StartSaves             save_kv_layer, all layers, or with Ready one after the other
 //     GetFinished            get_finished, wait_for_save,      once a step
 //                            get_block_ids_with_load_errors
 //
 // Rules that it keeps, whatever happens: pages that the engine already has are never written; what
 // is stored was computed in an earlier step, from accepted tokens, and its pages stay until the
-// store is done; what was decoded from a tile is not encoded again; a lookup or fetch that fails is
+// store is done (with StorePath::kPages: what is computed in the step is stored in it, each layer
+// when it is there; pages get another use after a flush, and a cancellation when the request was
+// aborted); what was decoded from a tile is not encoded again; a lookup or fetch that fails is
 // a miss; after RESOURCE_EXHAUSTED nothing is stored until the hint's time is over.
 #ifndef KVMILL_TESTS_ENGINE_CONNECTOR_H_
 #define KVMILL_TESTS_ENGINE_CONNECTOR_H_
@@ -136,6 +139,7 @@ class SchedulerConnector {
   std::map<std::uint64_t, State> states_;  // By request.
   std::vector<Order> next_loads_;
   std::vector<Order> next_saves_;
+  std::vector<std::uint64_t> next_aborted_;
   std::vector<std::pair<std::uint64_t, Order>> deferred_;  // A planted fault: (step, order).
   struct Open {
     std::uint64_t request = 0;
@@ -155,10 +159,15 @@ class WorkerConnector {
 
   // Returns when nobody reads or writes the pages of these requests.
   void HandlePreemptions(const std::vector<std::uint64_t>& requests);
+  // They have saves that nobody needs.
+  void HandleAborts(const std::vector<std::uint64_t>& requests);
   void StartLoads(const std::vector<Order>& orders);
   // Waits for all loads. Pages that they should have filled and did not.
   std::set<PageId> WaitForLoads();
-  void StartSaves(const std::vector<Order>& orders);
+  // `lost`: requests of which this step computes nothing, since a load failed.
+  void StartSaves(const std::vector<Order>& orders, const std::set<std::uint64_t>& lost);
+  // The values of the layers below are in the pages.
+  void Ready(std::uint32_t layers);
   void WaitForSaves();
   // What is over, and what is due by this step, for which it waits.
   void GetFinished(const StepPlan& plan, StepReport* report);
@@ -168,6 +177,9 @@ class WorkerConnector {
   struct SaveCall;
   // Tried again with every load and save until it worked: an engine does not wait for its cache.
   absl::Status OpenNamespace();
+  absl::Status RegisterMemory();
+  // Returns when the daemon reads no pages of the request: asks until it says so.
+  void FreePages(std::uint64_t request);
   void CollectLoad(Load& load);
   void CollectSave(SaveCall& save);
 
@@ -177,6 +189,7 @@ class WorkerConnector {
   const NamespaceSpec spec_;
   std::unique_ptr<Client> client_;
   ClientNamespace ns_;
+  std::uint64_t registration_ = 0;  // 0: none.
   std::list<Load> loads_;
   std::list<SaveCall> saves_;
   std::set<PageId> failed_pages_;

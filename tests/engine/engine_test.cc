@@ -211,6 +211,64 @@ TEST_F(EngineTest, MappedBlocksAreReadInPlaceOrMissed) {
   ExpectRightAndNothingLeaked(config, &store, /*complete=*/false);
 }
 
+// The daemon reads the engine's pages itself, each layer as it is computed; pages get another use
+// only when it said that it does not read them.
+TEST_F(EngineTest, PagesAreStoredWhereTheyAreLayerByLayer) {
+  StartWithMetrics();
+  for (int i = 0; i < kLayoutCount; ++i) {
+    EngineConfig config = Config(120 + static_cast<std::uint64_t>(i), absl::StrCat("pages", i));
+    config.store_path = StorePath::kPages;
+    config.layout = static_cast<Layout>(i);
+    config.shape.bfloat16 = i % 2 == 0;
+    config.shape.sink_blocks = i == 1 ? 1 : 0;
+    config.tails = i == 2;
+    config.ranks = i == 3 ? 2 : 1;
+    config.loads_in_step = i == 4;
+    if (i != 2) {  // Pressure.
+      config.page_count = 36;
+      config.arrival_steps = 1;
+    }
+    StoreModel store(config.shape);
+    const EngineReport cold = RunClean(config, &store);
+    EXPECT_GT(cold.connector.stored_blocks, 0u);
+    config.layout = static_cast<Layout>((i + 1) % kLayoutCount);
+    const EngineReport warm = RunClean(config, &store);
+    EXPECT_GT(warm.connector.loaded_blocks, 0u);
+    ExpectRightAndNothingLeaked(config, &store, /*complete=*/false);
+    EXPECT_GT(store.audited_blocks(), 0u);
+  }
+}
+
+// Stopped in the middle of a read, or killed: the engine waits for its pages, or goes on at once.
+TEST_F(EngineTest, PagesStayUntilADaemonThatStoppedOrDiedDoesNotReadThem) {
+  StartWithMetrics();
+  EngineConfig config = Config(130);
+  config.store_path = StorePath::kPages;
+  config.page_count = 40;
+  config.arrival_steps = 1;
+  config.lookup_ms = config.fetch_ms = config.store_ms = 150;
+  StoreModel store(config.shape);
+  std::thread waker;
+  const EngineReport report = RunClean(config, &store, [&](std::uint64_t step, std::uint64_t) {
+    if (step == 20) {
+      daemon_->Signal(SIGSTOP);
+      waker = std::thread([this] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(700));
+        daemon_->Signal(SIGCONT);
+      });
+    }
+    if (step == 45) {
+      if (waker.joinable()) waker.join();
+      Kill();
+    }
+    if (step == 48) StartWithMetrics();
+  });
+  if (waker.joinable()) waker.join();
+  EXPECT_GT(report.connector.failed_saves, 0u);
+  EXPECT_GT(report.connector.stored_blocks, 0u);
+  EXPECT_THAT(Audit(config, &store), IsEmpty());
+}
+
 TEST_F(EngineTest, PreemptedRequestsComeBackFromTheStore) {
   StartWithMetrics();
   EngineConfig config = Config(31);
@@ -400,10 +458,12 @@ class PlantedFaultTest : public EngineTest {
  protected:
   // One scenario in which every fault has its chance: pressure, shared prefixes, a store that
   // forgets while loads begin, two engines in a row. What the shadow model says.
-  std::vector<std::string> Complaints(Fault fault, std::uint32_t ranks) {
+  std::vector<std::string> Complaints(Fault fault, std::uint32_t ranks,
+                                      StorePath path = StorePath::kCopy) {
     EngineConfig config = Config(3);
     config.fault = fault;
     config.ranks = ranks;
+    config.store_path = path;
     config.page_count = 36;
     config.arrival_steps = 1;
     config.drafts = 6;
@@ -436,10 +496,13 @@ TEST_F(PlantedFaultTest, EveryFaultOfTheConnectorIsFound) {
   StartWithMetrics();
   EXPECT_THAT(Complaints(Fault::kNone, 1), IsEmpty());
   EXPECT_THAT(Complaints(Fault::kNone, 2), IsEmpty());
+  EXPECT_THAT(Complaints(Fault::kNone, 1, StorePath::kPages), IsEmpty());
   for (int fault = 1; fault < kFaultCount; ++fault) {
     // Only a rank that has a part of the heads can take another's.
     const bool heads = static_cast<Fault>(fault) == Fault::kLoadsTheNextHead;
-    const std::vector<std::string> said = Complaints(static_cast<Fault>(fault), heads ? 2 : 1);
+    const bool pages = static_cast<Fault>(fault) == Fault::kReusesPagesUnasked;
+    const std::vector<std::string> said = Complaints(static_cast<Fault>(fault), heads ? 2 : 1,
+                                                     pages ? StorePath::kPages : StorePath::kCopy);
     EXPECT_FALSE(said.empty()) << "fault " << fault;
     std::printf("fault %d: %zu complaints, the first: %s\n", fault, said.size(),
                 said.empty() ? "" : said[0].c_str());
@@ -481,6 +544,7 @@ class RandomEngineTest : public EngineTest {
     config->ranks = 1 + Draw(2);
     config->layout = static_cast<Layout>(Draw(kLayoutCount));
     config->load_path = OneIn(2) ? LoadPath::kMap : LoadPath::kFetch;
+    config->store_path = OneIn(2) ? StorePath::kPages : StorePath::kCopy;
     config->lease_ms = OneIn(4) ? 1 + Draw(50) : 10'000;
   }
 

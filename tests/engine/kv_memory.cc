@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "storage/core/check.h"
 
 namespace kvmill::engine {
@@ -38,7 +39,44 @@ KvMemory::KvMemory(const ModelShape& shape, Layout layout, std::uint32_t head_co
                                                                                           : 2;
   page_stride_ = half_bytes_ * halves + 64;
   const std::size_t buffers = std::size_t{2} * shape.layers / halves;
-  buffers_.assign(buffers, std::vector<std::byte>(page_stride_ * page_count, kPattern));
+  buffer_bytes_ = page_stride_ * page_count;
+  for (std::size_t i = 0; i < buffers; ++i) {
+    absl::StatusOr<SharedMemory> buffer = SharedMemory::Create(buffer_bytes_);
+    KVMILL_CHECK(buffer.ok());
+    std::fill_n(buffer->data(), buffer_bytes_, kPattern);
+    buffers_.push_back(*std::move(buffer));
+  }
+}
+
+EngineGeometry KvMemory::Geometry(std::uint32_t head_begin) const {
+  EngineGeometry geometry;
+  for (const SharedMemory& buffer : buffers_) {
+    EngineRegion& region = geometry.regions.emplace_back();
+    region.base = reinterpret_cast<std::uintptr_t>(buffer.data());
+    region.bytes = buffer_bytes_;
+    region.fd = buffer.fd();
+  }
+  EngineLayers l;
+  l.element = shape_.bfloat16 ? EngineElement::kBFloat16 : EngineElement::kFloat16;
+  l.block_tokens = shape_.block_tokens;
+  l.head_dim = shape_.head_dim;
+  l.head_begin = head_begin;
+  l.head_count = head_count_;
+  l.page_tokens = kPageTokens;
+  l.page_count = buffer_bytes_ / page_stride_;
+  l.page_bytes = half_bytes_;
+  l.page_stride_bytes = page_stride_;
+  l.token_stride_bytes = static_cast<std::uint64_t>(token_stride_);
+  l.head_stride_bytes = static_cast<std::uint64_t>(head_stride_);
+  for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
+    for (const bool value : {false, true}) {
+      (value ? l.values : l.keys)
+          .push_back(
+              {static_cast<std::uint32_t>(BufferOf(layer, value)), OffsetInPage(layer, value)});
+    }
+  }
+  geometry.layers = {l};
+  return geometry;
 }
 
 std::size_t KvMemory::BufferOf(std::uint32_t layer, bool value) const {
@@ -92,7 +130,7 @@ std::string KvMemory::CheckPadding() const {
     for (std::size_t i = 0; i < page_stride_; ++i) {
       if (!is_row[i]) padding.push_back(i);
     }
-    const std::vector<std::byte>& bytes = buffers_[buffer];
+    const absl::Span<const std::byte> bytes(buffers_[buffer].data(), buffer_bytes_);
     for (std::size_t page = 0; page < bytes.size(); page += page_stride_) {
       for (const std::size_t i : padding) {
         if (bytes[page + i] == kPattern) continue;

@@ -13,6 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/engine_geometry.h"
+#include "client/shared_memory.h"
 #include "tests/engine/kv_model.h"
 
 namespace kvmill::engine {
@@ -50,6 +52,8 @@ class KvMemory {
     return Page(layer, value, page) + static_cast<std::ptrdiff_t>(token) * token_stride_ +
            static_cast<std::ptrdiff_t>(head) * head_stride_;
   }
+  // For RegisterMemory: this memory, which is shared, as heads from `head_begin` on.
+  EngineGeometry Geometry(std::uint32_t head_begin) const;
   // Empty, or where padding was written.
   std::string CheckPadding() const;
 
@@ -64,7 +68,8 @@ class KvMemory {
   std::ptrdiff_t head_stride_ = 0;
   std::size_t half_bytes_ = 0;  // K or V of one layer in a page.
   std::size_t page_stride_ = 0;
-  std::vector<std::vector<std::byte>> buffers_;
+  std::size_t buffer_bytes_ = 0;  // Of what is used of a buffer.
+  std::vector<SharedMemory> buffers_;
 };
 
 // Reference-counted pages with a prefix cache. A page without users keeps what it holds, and can be

@@ -22,13 +22,20 @@ enum class Fault : std::uint8_t {
   kStoresRejectedTokens,
   kStoresAfterPreemption,
   kStoresDecodedPages,
+  kReusesPagesUnasked,  // With StorePath::kPages: what was preempted is not flushed.
 };
-inline constexpr int kFaultCount = 8;
+inline constexpr int kFaultCount = 9;
 
 // How a load gets a block into the pages.
 enum class LoadPath : std::uint8_t {
   kFetch,  // Over the wire, decoded as it comes.
   kMap,  // From the daemon's memory, decoded when the load is waited for: under leases until then.
+};
+
+// How the store gets at the values of a block.
+enum class StorePath : std::uint8_t {
+  kCopy,   // The client reads the pages and sends them; blocks of earlier steps.
+  kPages,  // The daemon reads the pages: layer by layer, in the step that computes them.
 };
 
 struct EngineConfig {
@@ -38,6 +45,7 @@ struct EngineConfig {
   std::uint32_t ranks = 1;  // Tensor parallelism: 2 is two processes, each with half the heads.
   std::uint32_t page_count = 128;  // Of 16 tokens.
   LoadPath load_path = LoadPath::kFetch;
+  StorePath store_path = StorePath::kCopy;
   std::uint64_t lease_ms = 10'000;  // Of mapped blocks.
   // Loads happen inside the step that needs them (true), or while the request waits (false).
   bool loads_in_step = false;
@@ -62,10 +70,11 @@ struct EngineConfig {
   std::uint64_t last_rank_dies_at = 0;  // Step in which its process is killed; 0: none.
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EngineConfig, seed, shape, layout, ranks, page_count, load_path,
-                                   lease_ms, loads_in_step, saves_in_step, tails, drafts,
-                                   request_count, output_tokens_max, arrival_steps, batch_tokens,
-                                   chunk_tokens, batch_requests, abort_percent, lookup_ms, fetch_ms,
-                                   store_ms, address, namespace_name, fault, last_rank_dies_at)
+                                   store_path, lease_ms, loads_in_step, saves_in_step, tails,
+                                   drafts, request_count, output_tokens_max, arrival_steps,
+                                   batch_tokens, chunk_tokens, batch_requests, abort_percent,
+                                   lookup_ms, fetch_ms, store_ms, address, namespace_name, fault,
+                                   last_rank_dies_at)
 
 // One block in the engine's pages.
 struct BlockPages {
@@ -102,11 +111,12 @@ struct StepPlan {
   std::uint64_t step = 0;
   bool last = false;                     // The run ends after it: everything is checked.
   std::vector<std::uint64_t> preempted;  // Requests whose pages are given to others in this step.
+  std::vector<std::uint64_t> aborted;    // Whose saves nobody needs any more.
   std::vector<Order> loads;
   std::vector<Order> saves;
   std::vector<Work> work;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepPlan, step, last, preempted, loads, saves, work)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepPlan, step, last, preempted, aborted, loads, saves, work)
 
 struct ConnectorCounts {
   std::uint64_t loaded_blocks = 0, failed_loads = 0;

@@ -68,6 +68,7 @@ absl::Status LocalWorker::StartStep(const StepPlan& plan) {
 absl::StatusOr<StepReport> LocalWorker::FinishStep() {
   StepReport report;
   connector_.HandlePreemptions(plan_.preempted);
+  connector_.HandleAborts(plan_.aborted);
   for (const Order& load : plan_.loads) {
     for (const BlockPages& block : load.blocks) {
       if (block.hashes.size() == config_.shape.block_tokens) shadow_.Remember(block.hashes);
@@ -76,21 +77,31 @@ absl::StatusOr<StepReport> LocalWorker::FinishStep() {
   connector_.StartLoads(plan_.loads);
   std::set<PageId> failed;
   if (config_.loads_in_step) failed = connector_.WaitForLoads();
-  if (config_.fault == Fault::kStoresBeforeComputing) {
-    connector_.StartSaves(plan_.saves);
-    connector_.WaitForSaves();
-  }
+  std::set<std::uint64_t> lost;  // The scheduler learns of it and repeats the step for them.
   for (const Work& work : plan_.work) {
     const std::vector<PageId>& pages = work.sequence.pages;
-    const bool lost = std::any_of(pages.begin(), pages.end(),
-                                  [&failed](PageId page) { return failed.count(page) != 0; });
-    if (lost) continue;  // The scheduler learns of it and repeats the step for this request.
+    if (std::any_of(pages.begin(), pages.end(),
+                    [&failed](PageId page) { return failed.count(page) != 0; })) {
+      lost.insert(work.sequence.request);
+    }
+  }
+  const bool first =
+      config_.fault == Fault::kStoresBeforeComputing || config_.store_path == StorePath::kPages;
+  if (first) connector_.StartSaves(plan_.saves, lost);
+  if (config_.fault == Fault::kStoresBeforeComputing) connector_.WaitForSaves();
+  for (const Work& work : plan_.work) {
+    if (lost.count(work.sequence.request) != 0) continue;
     // Attention reads every page before `begin`.
     std::string wrong = shadow_.Check(work.sequence, work.begin, head_begin_, memory_);
     if (!wrong.empty()) report.violations.push_back(std::move(wrong));
-    Compute(work);
   }
-  if (config_.fault != Fault::kStoresBeforeComputing) connector_.StartSaves(plan_.saves);
+  for (std::uint32_t layer = 0; layer < config_.shape.layers; ++layer) {
+    for (const Work& work : plan_.work) {
+      if (lost.count(work.sequence.request) == 0) Compute(work, layer);
+    }
+    connector_.Ready(layer + 1);
+  }
+  if (!first) connector_.StartSaves(plan_.saves, lost);
   if (plan_.step == config_.last_rank_dies_at &&
       head_begin_ + memory_.head_count() == config_.shape.heads) {
     raise(SIGKILL);
@@ -103,18 +114,16 @@ absl::StatusOr<StepReport> LocalWorker::FinishStep() {
   return report;
 }
 
-void LocalWorker::Compute(const Work& work) {
+void LocalWorker::Compute(const Work& work, std::uint32_t layer) {
   std::vector<std::uint16_t> row(config_.shape.head_dim);
   for (std::uint32_t token = work.begin; token < work.end; ++token) {
     const PageId page = work.sequence.pages[token / kPageTokens];
-    for (std::uint32_t layer = 0; layer < config_.shape.layers; ++layer) {
-      for (std::uint32_t head = 0; head < memory_.head_count(); ++head) {
-        for (const bool value : {false, true}) {
-          FillRow(config_.shape, work.sequence.hashes[token], layer, head_begin_ + head, value,
-                  row.data());
-          std::memcpy(memory_.Row(layer, value, page, token % kPageTokens, head), row.data(),
-                      config_.shape.row_bytes());
-        }
+    for (std::uint32_t head = 0; head < memory_.head_count(); ++head) {
+      for (const bool value : {false, true}) {
+        FillRow(config_.shape, work.sequence.hashes[token], layer, head_begin_ + head, value,
+                row.data());
+        std::memcpy(memory_.Row(layer, value, page, token % kPageTokens, head), row.data(),
+                    config_.shape.row_bytes());
       }
     }
   }

@@ -35,7 +35,7 @@ class LocalWorker : public Worker {
   absl::StatusOr<StepReport> FinishStep() override;
 
  private:
-  void Compute(const Work& work);
+  void Compute(const Work& work, std::uint32_t layer);
 
   const EngineConfig config_;
   const std::uint32_t head_begin_;

@@ -10,6 +10,9 @@
 //     fetch NAME COUNT       Fetches COUNT blocks and says how many came.
 //     steal NAME COUNT FP    The same from the namespace with that fingerprint, whosever it is.
 //     store_loop NAME COUNT  Stores blocks until it is killed, and says "running" first.
+//     pages_loop NAME COUNT  Stores blocks from shared memory until it is killed, and says
+//     "running"
+//                            first; one store waits all the time for values to be ready.
 //     fetch_loop NAME COUNT  Stores COUNT blocks, then fetches them until it is killed.
 // With --ucx before COMMAND blocks travel over UCX.
 // The namespace is "n" of a small model; keys are those of daemon_fixture.cc.
@@ -24,6 +27,7 @@
 #include "absl/strings/escaping.h"
 #include "client/client.h"
 #include "client/mapped_blocks.h"
+#include "client/shared_memory.h"
 
 namespace kvmill {
 namespace {
@@ -69,6 +73,51 @@ std::uint32_t Fetch(Client& client, const ClientNamespace& ns, const std::vector
   std::uint32_t count = 0;
   for (const FetchBlockResult& block : result.blocks) count += block.status.ok() ? 1 : 0;
   return count;
+}
+
+// Blocks from one page of whole blocks.
+void StorePagesForEver(Client& client, const ClientNamespace& ns, const std::string& name,
+                       std::uint32_t count) {
+  const std::uint64_t page_bytes = std::uint64_t{2} * kTokens * kHeads * kHeadDim;
+  const SharedMemory memory = Need(SharedMemory::Create(4 * page_bytes));
+  EngineGeometry geometry;
+  EngineLayers l;
+  l.block_tokens = l.page_tokens = kTokens;
+  l.head_dim = kHeadDim;
+  l.head_count = kHeads;
+  l.page_count = 1;
+  l.page_bytes = l.page_stride_bytes = page_bytes;
+  l.head_stride_bytes = 2 * kHeadDim;
+  l.token_stride_bytes = 2 * kHeadDim * kHeads;
+  l.keys = {{0, 0}, {0, page_bytes}};
+  l.values = {{0, 2 * page_bytes}, {0, 3 * page_bytes}};
+  geometry.layers = {l};
+  EngineRegion region;
+  region.base = reinterpret_cast<std::uintptr_t>(memory.data());
+  region.bytes = memory.bytes();
+  region.fd = memory.fd();
+  geometry.regions = {region};
+  const std::uint64_t registration = Need(client.RegisterMemory(ns, geometry));
+  const std::uint64_t zero = 0;
+  const PageNumbers list(&zero, 1);
+  std::vector<PageBlock> blocks(count);
+  const auto name_them = [&](const std::string& sequence) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      blocks[i].key = KeyOf(sequence, i);
+      blocks[i].token_count = kTokens;
+      blocks[i].pages = absl::MakeConstSpan(&list, 1);
+    }
+  };
+  name_them(name + "unready");
+  client.StorePagesAsync(ns, registration, blocks, {.request = 2, .ready_layers = 1}, {},
+                         [](const absl::StatusOr<StoreResult>&) {});
+  for (std::uint32_t round = 0;; ++round) {
+    name_them(name + std::to_string(round));
+    Need(client.StorePages(ns, registration, blocks, {.request = 1}));
+    if (round > 0) continue;
+    std::printf("running\n");
+    std::fflush(stdout);
+  }
 }
 
 int Main(std::vector<std::string> arguments) {
@@ -128,6 +177,8 @@ int Main(std::vector<std::string> arguments) {
       }
       Need(client->Store(ns, blocks, {}));
     }
+  } else if (command == "pages_loop") {
+    StorePagesForEver(*client, ns, name, count);
   } else if (command == "fetch") {
     std::printf("fetched %d\n", static_cast<int>(Fetch(*client, ns, keys)));
   } else if (command == "steal") {

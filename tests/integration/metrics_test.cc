@@ -159,9 +159,10 @@ TEST_F(MetricsTest, CountersSayWhatTheWorkloadDid) {
   ASSERT_EQ(stat->tiers.size(), 2u);
   EXPECT_EQ(stat->tiers[0].hit_blocks, 6u);
   EXPECT_EQ(stat->tiers[1].hit_blocks, 0u);
-  ASSERT_EQ(stat->transfers.size(), 2u);
+  ASSERT_EQ(stat->transfers.size(), 3u);
   EXPECT_EQ(stat->transfers[0].path, "map");
   EXPECT_EQ(stat->transfers[1].path, "inline");
+  EXPECT_EQ(stat->transfers[2].path, "pages");
   EXPECT_EQ(stat->transfers[1].transport, "grpc");
   EXPECT_EQ(stat->transfers[1].bytes_out, fetched->page_bytes);
   EXPECT_GE(stat->transfers[1].bytes_in, stored.raw_bytes);

@@ -121,7 +121,9 @@ TEST_F(PageReadersTest, ANumberIsUsedOnceAtATime) {
   EXPECT_THAT(std::string(twice.message()), HasSubstr("store 1"));
   EXPECT_EQ(readers_.stores(), 1u) << "the refused one took nothing along";
   store.reset();
-  EXPECT_EQ(Begin(1)->BeginRead(), true) << "and it is not cancelled";
+  const auto next = Begin(1);
+  EXPECT_TRUE(next->BeginRead()) << "it is not cancelled";
+  next->EndRead();
 }
 
 // Threads read pages that a canceller overwrites as soon as it has its answer.
