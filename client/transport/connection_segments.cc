@@ -113,7 +113,7 @@ void ConnectionCore::SendSegment(const ExchangePtr& exchange, SegmentHeader head
   }
   const MemoryKind memory = exchange == nullptr ? MemoryKind::kHost : exchange->out.memory();
   const bool stays = exchange != nullptr && exchange->out.stays;
-  const bool rendezvous = header.segment_bytes > kPushBytesMax ||
+  const bool rendezvous = header.segment_bytes > PushBytesMax(header.kind) ||
                           (header.segment_bytes != 0 && (stays || memory != MemoryKind::kHost));
   ++segments_in_flight_;
   if (exchange != nullptr) ++exchange->out.in_flight;

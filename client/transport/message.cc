@@ -38,6 +38,7 @@ SegmentHeader OutgoingMessage::Cut(std::size_t segment_bytes_max, std::vector<Wi
   header.code = code;
   header.flags = flags;
   header.timeout_ms = cut_any_ ? 0 : timeout_ms;
+  const std::size_t push_bytes_max = PushBytesMax(kind_);
   std::size_t bytes = 0;
   while (span_ < spans_.size() && pieces->size() < kPiecesMax) {
     const absl::Span<const std::byte> rest = spans_[span_].subspan(span_offset_);
@@ -45,8 +46,8 @@ SegmentHeader OutgoingMessage::Cut(std::size_t segment_bytes_max, std::vector<Wi
     // the same pages. Short ones are pushed together.
     std::size_t room = segment_bytes_max - bytes;
     if (bytes != 0) {
-      if (rest.size() > kPushBytesMax) break;
-      room = bytes >= kPushBytesMax ? 0 : kPushBytesMax - bytes;
+      if (rest.size() > push_bytes_max) break;
+      room = bytes >= push_bytes_max ? 0 : push_bytes_max - bytes;
     }
     const std::size_t take = std::min(rest.size(), room);
     if (take == 0 && !rest.empty()) break;
@@ -57,7 +58,7 @@ SegmentHeader OutgoingMessage::Cut(std::size_t segment_bytes_max, std::vector<Wi
       ++span_;
       span_offset_ = 0;
     }
-    if (bytes > kPushBytesMax) break;
+    if (bytes > push_bytes_max) break;
   }
   header.segment_bytes = static_cast<std::uint32_t>(bytes);
   offset_ += bytes;

@@ -17,8 +17,13 @@
 namespace kvmill {
 
 // Up to here bytes are pushed and copied once on each side; above, the receiver's place is asked
-// for first. A round trip costs more than copying this much.
-inline constexpr std::size_t kPushBytesMax = 64 << 10;
+// for first. A round trip costs more than copying this much. Who waits for a response has a place
+// for it as soon as it comes; a request may have to wait for one, in memory of the connection.
+inline constexpr std::size_t kPushRequestBytesMax = 64 << 10;
+inline constexpr std::size_t kPushResponseBytesMax = 256 << 10;
+inline std::size_t PushBytesMax(SegmentKind kind) {
+  return kind == SegmentKind::kResponse ? kPushResponseBytesMax : kPushRequestBytesMax;
+}
 // Pieces of one segment that is pushed; more spans make more segments.
 inline constexpr std::size_t kPiecesMax = 64;
 
@@ -34,7 +39,7 @@ class OutgoingMessage {
            MemoryKind memory);
 
   // The next segment: as much as lies together, up to `segment_bytes_max`; or small spans together,
-  // up to kPushBytesMax. Appends to `pieces`.
+  // up to PushBytesMax. Appends to `pieces`.
   SegmentHeader Cut(std::size_t segment_bytes_max, std::vector<WirePiece>* pieces);
   bool all_cut() const { return cut_any_ && offset_ == payload_bytes_; }
 

@@ -417,7 +417,7 @@ absl::StatusOr<std::unique_ptr<Transport>> TryToMake(const TransportOptions& opt
   KVMILL_RETURN_IF_ERROR(config.Set("PUT_ENABLE", "n"));
   // A pushed segment with its header is one message of TCP, not several that UCX puts together in a
   // buffer of its own; and one read takes what has arrived.
-  KVMILL_RETURN_IF_ERROR(config.Set("TX_SEG_SIZE", "256k"));
+  KVMILL_RETURN_IF_ERROR(config.Set("TX_SEG_SIZE", "512k"));
   KVMILL_RETURN_IF_ERROR(config.Set("RX_SEG_SIZE", "1m"));
   KVMILL_ASSIGN_OR_RETURN(std::set<std::string> interfaces, InterfacesFor(ucx));
   if (config.Get("NET_DEVICES") != "all") {
