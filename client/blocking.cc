@@ -49,10 +49,11 @@ absl::StatusOr<ClientNamespace> Client::FindNamespace(absl::string_view name, Ca
 }
 
 absl::StatusOr<LookupResult> Client::Lookup(const ClientNamespace& ns,
-                                            absl::Span<const BlockKey> keys, bool find_tail,
+                                            absl::Span<const BlockKey> keys,
+                                            absl::Span<const TailCandidate> tails,
                                             CallOptions call) {
   return Wait<LookupResult>(
-      [&](auto done) { LookupAsync(ns, keys, find_tail, call, std::move(done)); });
+      [&](auto done) { LookupAsync(ns, keys, tails, call, std::move(done)); });
 }
 
 absl::StatusOr<StoreResult> Client::Store(const ClientNamespace& ns,

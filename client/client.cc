@@ -194,13 +194,19 @@ void Client::FindNamespaceAsync(absl::string_view name, CallOptions call,
       &NamespaceFromProto, std::move(done));
 }
 
-void Client::LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys, bool find_tail,
-                         CallOptions call, Done<LookupResult> done) {
+void Client::LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                         absl::Span<const TailCandidate> tails, CallOptions call,
+                         Done<LookupResult> done) {
   if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
   v1::LookupRequest request;
   request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
   for (const BlockKey& key : keys) request.add_keys(std::string(key.view()));
-  request.set_find_tail(find_tail);
+  for (const TailCandidate& tail : tails) {
+    v1::TailCandidate* to = request.add_tails();
+    to->set_key(std::string(tail.key.view()));
+    to->set_token_count(tail.token_count);
+    to->set_block_index(tail.block_index);
+  }
   // Shared: it may be sent more than once, and is not small.
   const auto shared = std::make_shared<const v1::LookupRequest>(std::move(request));
   const Deadline deadline = impl_->DeadlineOf(call);

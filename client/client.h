@@ -89,7 +89,9 @@ struct LayerInput {
 };
 
 struct StoreBlock {
-  BlockKey key;     // Ignored for a tail (token_count < block_tokens): TailKey names it.
+  // The engine's: stands for the block's tokens and all before them, those of a tail (token_count <
+  // block_tokens) as well. A tail is stored under TailKey(parent, token_count, key).
+  BlockKey key;
   BlockKey parent;  // Empty for the first block of a sequence.
   std::uint32_t token_count = 0;
   std::uint32_t block_index = 0;  // Position in its sequence.
@@ -144,8 +146,8 @@ struct LookupResult {
   std::uint32_t hit_blocks = 0;   // Longest available prefix of the keys.
   std::uint64_t hit_tokens = 0;   // Of those blocks, the tail not counted.
   std::vector<Tier> tiers;        // Per hit block: the slowest over its layer groups.
-  std::uint32_t tail_tokens = 0;  // 0: no tail.
-  BlockKey tail_key;
+  std::uint32_t tail_tokens = 0;  // Of the longest tail asked for that is there; 0: none.
+  BlockKey tail_key;              // What it is stored under: for Fetch, Map, Touch and Remove.
 };
 
 // Where fetched pages go. Calls come one at a time per Fetch, from a thread of the library.
@@ -311,10 +313,16 @@ class Client {
   void FindNamespaceAsync(absl::string_view name, CallOptions call, Done<ClientNamespace> done);
 
   // --- Blocks ---
+  // How many of the first `keys` (those of a sequence, from its first block on) are there, and
+  // which of `tails` behind them: only candidates whose block_index is hit_blocks count, so give
+  // those of every block that may turn out to be the first missing one. INVALID_ARGUMENT: more than
+  // kTailCandidatesMax, an empty key, or a token count of no tail.
   absl::StatusOr<LookupResult> Lookup(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
-                                      bool find_tail, CallOptions call = {});
-  void LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys, bool find_tail,
-                   CallOptions call, Done<LookupResult> done);
+                                      absl::Span<const TailCandidate> tails = {},
+                                      CallOptions call = {});
+  void LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                   absl::Span<const TailCandidate> tails, CallOptions call,
+                   Done<LookupResult> done);
 
   // Results are per block; the call fails as a whole only for an RPC-level error (then some blocks
   // may have been stored), or when not everything became durable though asked for.

@@ -57,8 +57,8 @@ extern "C" {
 #endif
 
 /* The same major number: compatible both ways. A larger minor number: more functions and fields. */
-#define KVMILL_ABI_MAJOR 1
-#define KVMILL_ABI_MINOR 1
+#define KVMILL_ABI_MAJOR 2
+#define KVMILL_ABI_MINOR 0
 
 /* Zeroes a struct and sets its size: kvmill_client_options options; KVMILL_INIT(&options); */
 #define KVMILL_INIT(pointer) \
@@ -270,9 +270,10 @@ typedef struct kvmill_key {
   size_t bytes;
 } kvmill_key;
 
-/* Key of an unfinished last block (a tail) of token_count tokens; `parent` is the block before it,
- * with 0 bytes when there is none. */
-KVMILL_API kvmill_code kvmill_tail_key(kvmill_key parent, uint32_t token_count, uint8_t out[32]);
+/* What an unfinished last block (a tail) of token_count tokens is stored under. `parent` is the
+ * block before it, with 0 bytes when there is none; `key` is the engine's, not empty. */
+KVMILL_API kvmill_code kvmill_tail_key(kvmill_key parent, uint32_t token_count, kvmill_key key,
+                                       uint8_t out[32]);
 
 /* K or V of some heads of one layer of one block in the engine's memory: the 16-bit value of
  * (token, head, channel) lies at
@@ -304,9 +305,21 @@ typedef struct kvmill_mutable_kv {
   uint32_t tokens;
 } kvmill_mutable_kv;
 
-/* Length of the longest available prefix of `keys`. With find_tail not 0 also a tail behind it. */
+/* A tail that would be of use if it were stored: one that begins as the caller's sequence goes on.
+ */
+typedef struct kvmill_tail {
+  size_t struct_bytes;
+  kvmill_key key;       /* The engine's: of its tokens and all before them. */
+  uint32_t token_count; /* 1 to block_tokens - 1. */
+  uint32_t block_index; /* Position in its sequence: so many whole blocks are before it. */
+} kvmill_tail;
+
+/* Length of the longest available prefix of `keys` (those of a sequence, from its first block on),
+ * and the longest of `tails` (at most 1024) behind it. Only those whose block_index is the number
+ * of hit blocks count: give those of every block that may turn out to be the first missing one. */
 KVMILL_API kvmill_code kvmill_lookup(kvmill_client* client, const kvmill_namespace* ns,
-                                     const kvmill_key* keys, size_t key_count, int find_tail,
+                                     const kvmill_key* keys, size_t key_count,
+                                     const kvmill_tail* tails, size_t tail_count,
                                      const kvmill_call_options* call, kvmill_queue* queue,
                                      uint64_t tag);
 
@@ -321,7 +334,7 @@ typedef struct kvmill_store_layer {
 
 typedef struct kvmill_store_block {
   size_t struct_bytes;
-  kvmill_key key;    /* Ignored for a tail (token_count < block_tokens): its key is derived. */
+  kvmill_key key;    /* The engine's, that of a tail (token_count < block_tokens) as well. */
   kvmill_key parent; /* 0 bytes for the first block of a sequence. */
   const kvmill_store_layer* layers; /* One per layer of the namespace, in its order. */
   size_t layer_count;
@@ -422,9 +435,9 @@ typedef struct kvmill_lookup_result {
   size_t struct_bytes;
   uint64_t hit_tokens;  /* Of the hit blocks, the tail not counted. */
   const uint8_t* tiers; /* One per hit block: KVMILL_TIER_..., the slowest over its layer groups. */
-  kvmill_key tail_key;
+  kvmill_key tail_key;  /* What the tail is stored under: for kvmill_fetch and kvmill_remove. */
   uint32_t hit_blocks;
-  uint32_t tail_tokens; /* 0: no tail. */
+  uint32_t tail_tokens; /* Of the longest tail asked for that is there; 0: none. */
 } kvmill_lookup_result;
 /* Pointers are valid as long as the result. */
 KVMILL_API kvmill_code kvmill_result_lookup(const kvmill_result* result,

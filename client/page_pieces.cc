@@ -37,6 +37,12 @@ absl::Status CheckPageBlocks(const NamespaceSpec& spec, const EngineGeometry& ge
       return absl::InvalidArgumentError(absl::StrCat(
           "block ", i, ": token_count ", block.token_count, ", want 1 to ", spec.block_tokens));
     }
+    if (block.key.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("block ", i, ": no key, want 1 to ", kBlockKeyBytesMax,
+                       " bytes that stand for its tokens and all before them",
+                       block.token_count < spec.block_tokens ? "; a tail needs one as well" : ""));
+    }
     if (block.pages.size() != spec.groups.size()) {
       return absl::InvalidArgumentError(absl::StrCat("block ", i, ": ", block.pages.size(),
                                                      " lists of pages, the namespace has ",
@@ -70,8 +76,8 @@ PagePieces::PagePieces(const NamespaceSpec& spec, const EngineGeometry& geometry
   parts_.reserve(blocks.size() * spec.groups.size());
   for (const PageBlock& block : blocks) {
     const bool tail = block.token_count < spec.block_tokens;
-    blocks_.push_back({tail ? TailKey(block.parent, block.token_count) : block.key, block.parent,
-                       block.token_count, block.block_index});
+    blocks_.push_back({tail ? TailKey(block.parent, block.token_count, block.key) : block.key,
+                       block.key, block.parent, block.token_count, block.block_index});
     for (std::size_t group = 0; group < spec.groups.size(); ++group) {
       Part& part = parts_.emplace_back();
       part.pages_begin = pages_.size();
@@ -91,7 +97,7 @@ void PagePieces::FillHead(std::uint32_t block, std::uint32_t group, v1::StoreChu
   chunk->Clear();
   chunk->set_sequence(block);
   chunk->set_group(group);
-  if (b.token_count == spec_.block_tokens) chunk->set_key(std::string(b.key.view()));
+  chunk->set_key(std::string(b.key.view()));
   chunk->set_parent(std::string(b.parent.view()));
   chunk->set_token_count(b.token_count);
   chunk->set_block_index(b.block_index);

@@ -30,7 +30,7 @@ class PagePieces {
              absl::Span<const PageBlock> blocks);
 
   std::size_t block_count() const { return blocks_.size(); }
-  const BlockKey& key(std::size_t block) const { return blocks_[block].key; }
+  const BlockKey& key(std::size_t block) const { return blocks_[block].name; }
 
   // Values of layers below `layers` are there; never fewer than before.
   void Ready(std::uint32_t layers) { ready_layers_ = std::max(ready_layers_, layers); }
@@ -51,6 +51,7 @@ class PagePieces {
 
  private:
   struct Block {
+    BlockKey name;  // What it is stored under: of a tail TailKey, else the key.
     BlockKey key;
     BlockKey parent;
     std::uint32_t token_count = 0;

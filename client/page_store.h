@@ -50,7 +50,7 @@ using PageNumbers = absl::Span<const std::uint64_t>;
 // A block in pages of a registration, which says where a page of each layer is (EngineLayers). The
 // numbers are copied by the call.
 struct PageBlock {
-  BlockKey key;     // Ignored for a tail (token_count < block_tokens): TailKey names it.
+  BlockKey key;     // The engine's, as in StoreBlock: a tail has one as well.
   BlockKey parent;  // Empty for the first block of a sequence.
   std::uint32_t token_count = 0;
   std::uint32_t block_index = 0;  // Position in its sequence.

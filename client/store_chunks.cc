@@ -118,7 +118,7 @@ v1::StoreChunk StorePieces::HeadOf(const StorePiece& piece) const {
   v1::StoreChunk head;
   head.set_sequence(piece.block);
   head.set_group(piece.group);
-  if (block.token_count == ns_.spec.block_tokens) head.set_key(std::string(block.key.view()));
+  head.set_key(std::string(block.key.view()));
   head.set_parent(std::string(block.parent.view()));
   head.set_token_count(block.token_count);
   head.set_block_index(block.block_index);

@@ -195,7 +195,7 @@ class StoreStream {
     }
     head.set_token_count(block.token_count);
     head.set_block_index(block.block_index);
-    if (block.token_count == ns_.spec.block_tokens) head.set_key(std::string(block.key.view()));
+    head.set_key(std::string(block.key.view()));
     head.set_parent(std::string(block.parent.view()));
     std::vector<grpc::Slice> slices(1);
     std::size_t bytes = 0;
@@ -419,8 +419,11 @@ absl::Status CheckStore(const ClientNamespace& ns, absl::Span<const StoreBlock> 
       return absl::InvalidArgumentError(absl::StrCat(
           "block ", i, ": token_count ", block.token_count, ", want 1 to ", ns.spec.block_tokens));
     }
-    if (block.token_count == ns.spec.block_tokens && block.key.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat("block ", i, ": no key"));
+    if (block.key.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "block ", i, ": no key, want 1 to ", kBlockKeyBytesMax,
+          " bytes that stand for its tokens and all before them",
+          block.token_count < ns.spec.block_tokens ? "; a tail needs one as well" : ""));
     }
     if (block.layers.size() != layer_count) {
       return absl::InvalidArgumentError(absl::StrCat("block ", i, ": ", block.layers.size(),

@@ -42,6 +42,19 @@ absl::StatusOr<std::vector<LeaseId>> LeasesFromProto(
   return leases;
 }
 
+absl::StatusOr<std::vector<TailCandidate>> TailsFromProto(
+    const google::protobuf::RepeatedPtrField<v1::TailCandidate>& from, std::uint32_t block_tokens) {
+  std::vector<TailCandidate> tails;
+  for (const v1::TailCandidate& tail : from) {
+    TailCandidate& to = tails.emplace_back();
+    KVMILL_ASSIGN_OR_RETURN(to.key, OptionalKeyFromBytes(tail.key()));
+    to.token_count = tail.token_count();
+    to.block_index = tail.block_index();
+  }
+  KVMILL_RETURN_IF_ERROR(CheckTailCandidates(tails, block_tokens));
+  return tails;
+}
+
 // What every caller may know.
 void FillDaemonStat(const ServiceContext& context, v1::StatReply* reply) {
   reply->set_boot_id(context.boot_id);
@@ -212,8 +225,9 @@ grpc::Status CacheService::Lookup(grpc::ServerContext* call, const v1::LookupReq
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.Resolve(caller, request->namespace_()));
     KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysFromProto(request->keys()));
-    const TieredStore::LookupResult result =
-        context_.store.Lookup(info.id, keys, request->find_tail());
+    KVMILL_ASSIGN_OR_RETURN(const std::vector<TailCandidate> tails,
+                            TailsFromProto(request->tails(), info.spec.block_tokens));
+    const TieredStore::LookupResult result = context_.store.Lookup(info.id, keys, tails);
     reply->set_hit_blocks(result.hit_blocks);
     reply->set_hit_tokens(result.hit_tokens);
     for (Tier tier : result.tiers) reply->add_tiers(ToProto(tier));

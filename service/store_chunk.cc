@@ -38,7 +38,13 @@ absl::Status IdentityOfChunk(const TieredStore::NamespaceInfo& ns, const v1::Sto
   id->namespace_id = ns.id;
   id->group = static_cast<std::uint8_t>(head.group());
   if (head.token_count() < block_tokens) {
-    id->key = TailKey(origin->parent, head.token_count());
+    if (head.key().empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "block ", head.sequence(), ": a tail of ", head.token_count(), " tokens without a key: ",
+          "want 1 to ", kBlockKeyBytesMax, " bytes that stand for its tokens and all before them"));
+    }
+    KVMILL_ASSIGN_OR_RETURN(origin->tail_key, BlockKey::FromBytes(head.key()));
+    id->key = TailKey(origin->parent, head.token_count(), origin->tail_key);
   } else {
     KVMILL_ASSIGN_OR_RETURN(id->key, BlockKey::FromBytes(head.key()));
   }

@@ -18,9 +18,10 @@ namespace kvmill {
 struct BlockOrigin {
   BlockKey parent;                // Empty for the first block of a sequence.
   std::uint32_t token_count = 0;  // block_tokens, or less for a tail (which is stored raw, under
-                                  // TailKey(parent, token_count)).
+                                  // TailKey(parent, token_count, tail_key)).
   std::uint32_t block_index =
       0;  // Position in its sequence; blocks below the namespace's sink_blocks are stored raw.
+  BlockKey tail_key;  // Of a tail: the engine's key. Whole blocks have it in their BlockId.
 
   friend bool operator==(const BlockOrigin&, const BlockOrigin&) = default;
 };

@@ -2,7 +2,6 @@
 #ifndef KVMILL_STORAGE_NAMESPACE_TABLE_H_
 #define KVMILL_STORAGE_NAMESPACE_TABLE_H_
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -20,14 +19,13 @@
 
 namespace kvmill {
 
-// Constant after it was opened, but for the counters; lives as long as the table.
+// Constant after it was opened; lives as long as the table.
 struct OpenedNamespace {
   NamespaceId id = 0;
   TenantId tenant_id = 0;
   std::string name;
   NamespaceSpec spec;
   Fingerprint fingerprint{};
-  std::atomic<std::uint64_t> tails{0};  // Stored tails; a stale value only costs or saves a probe.
 };
 
 inline constexpr std::size_t kNamespaceNameBytesMax = 128;

@@ -278,8 +278,6 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
       full = inserted;
       return false;
     }
-    if (meta.token_count < space->spec.block_tokens)
-      space->tails.fetch_add(1, std::memory_order_relaxed);
     ++recovered;
     return true;
   }));

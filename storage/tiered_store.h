@@ -121,9 +121,9 @@ class TieredStore {
 
   // --- Store ---
   // Starts or joins the assembly of a block. ALREADY_EXISTS: it is sealed here (its first bytes
-  // stay; counted as existing). INVALID_ARGUMENT: token_count, parent or group do not fit the
-  // namespace, or another writer assembles this key with another origin. RESOURCE_EXHAUSTED: no
-  // room even after evicting and waiting; retry later.
+  // stay; counted as existing). INVALID_ARGUMENT: token_count, parent, a tail's key or group do not
+  // fit the namespace, or another writer assembles this key with another origin.
+  // RESOURCE_EXHAUSTED: no room even after evicting and waiting; retry later.
   absl::StatusOr<BlockWriter> BeginStore(const BlockId& id, const BlockOrigin& origin);
 
   // Waits until these blocks are durable; `results[i]` (same size) is OK when ids[i] is, NOT_FOUND
@@ -138,14 +138,17 @@ class TieredStore {
   struct LookupResult {
     std::uint32_t hit_blocks =
         0;  // Longest prefix of `keys` that every layer group of the namespace can serve.
-    std::uint64_t hit_tokens = 0;  // Of those blocks (the tail not counted).
-    std::vector<Tier> tiers;       // Per hit block, the slowest over its groups.
-    std::uint32_t tail_tokens =
-        0;  // Of the longest stored tail after the last hit block; 0 when none or not asked for.
-    BlockKey tail_key;
+    std::uint64_t hit_tokens = 0;   // Of those blocks (the tail not counted).
+    std::vector<Tier> tiers;        // Per hit block, the slowest over its groups.
+    std::uint32_t tail_tokens = 0;  // Of the longest of the tails asked for that is there after the
+                                    // last hit block; 0: none.
+    BlockKey tail_key;              // What it is stored under.
   };
   // Never blocks, never pins, changes no order of eviction.
-  LookupResult Lookup(NamespaceId namespace_id, absl::Span<const BlockKey> keys, bool find_tail);
+  // CheckTailCandidates(tails) was OK; those that are not after exactly the hit blocks are passed
+  // over.
+  LookupResult Lookup(NamespaceId namespace_id, absl::Span<const BlockKey> keys,
+                      absl::Span<const TailCandidate> tails = {});
 
   // Pages in host memory; of a block that is on the GPU, a copy of its own. NOT_FOUND: a miss, also
   // when every copy was damaged (counted, dropped). RESOURCE_EXHAUSTED: no host room to load it

@@ -49,6 +49,11 @@ class TieredStore::Impl : public AssemblyHost {
     counters_.ObserveStage(Stage::kStoreEncode, seconds);
   }
 
+  // Of the candidates behind the first `keys`, all of which are there, the longest that every layer
+  // group has; null when there is none. `*key`: what it is stored under.
+  const TailCandidate* FindTail(const OpenedNamespace& space, absl::Span<const BlockKey> keys,
+                                absl::Span<const TailCandidate> tails, BlockKey* key) const;
+
   absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> BeginStore(const BlockId& id,
                                                                     const BlockOrigin& origin);
   void GiveUpStaleAssemblies();
@@ -106,8 +111,6 @@ class TieredStore::Impl : public AssemblyHost {
   absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> Join(const BlockId& id,
                                                               const BlockOrigin& origin)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(assemblies_mu_);
-  // A complete block makes the tails of its parent useless.
-  void RemoveTailsOf(const SealedBlock& block);
   void RunMaintenance();
 
   Mutex maintenance_mu_;

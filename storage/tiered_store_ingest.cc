@@ -22,11 +22,14 @@ absl::Status TieredStore::Impl::CheckOrigin(const BlockId& id, const BlockOrigin
     return absl::InvalidArgumentError(
         absl::StrCat("token_count ", origin.token_count, ": want 1 to ", space->spec.block_tokens));
   }
+  // Two continuations of one parent must never share a name: the first one's bytes would be served
+  // for the other.
   if (origin.token_count < space->spec.block_tokens &&
-      !(id.key == TailKey(origin.parent, origin.token_count))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("block ", id.key.ToHex(), " of ", origin.token_count,
-                     " tokens is a tail, and a tail's key is TailKey(parent, tokens)"));
+      (origin.tail_key.empty() ||
+       !(id.key == TailKey(origin.parent, origin.token_count, origin.tail_key)))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "block ", id.key.ToHex(), " of ", origin.token_count,
+        " tokens is a tail, and a tail's key is TailKey(parent, tokens, the engine's key)"));
   }
   return absl::OkStatus();
 }
@@ -96,8 +99,6 @@ absl::Status TieredStore::Impl::Commit(SealedBlock block) {
     for (SlotRef slot : block.slots) pool_->Release(slot);
     return added;
   }
-  const bool tail = block.origin.token_count < block.space->spec.block_tokens;
-  if (tail) block.space->tails.fetch_add(1, std::memory_order_relaxed);
   counters_.stored_blocks.Add();
   if (block.raw_heads > 0) counters_.raw_blocks.Add();
   const std::size_t format =
@@ -109,30 +110,7 @@ absl::Status TieredStore::Impl::Commit(SealedBlock block) {
   } else if (gpu_ != nullptr) {
     gpu_->Enqueue(block.id, block.origin.parent);
   }
-  if (!tail && block.space->tails.load(std::memory_order_relaxed) > 0) RemoveTailsOf(block);
   return absl::OkStatus();
-}
-
-void TieredStore::Impl::RemoveTailsOf(const SealedBlock& block) {
-  std::vector<BlockKey> keys;
-  for (std::uint32_t tokens = 1; tokens < block.space->spec.block_tokens; ++tokens) {
-    keys.push_back(TailKey(block.origin.parent, tokens));
-  }
-  std::vector<BlockIndex::Presence> found(keys.size());
-  index_->FindBatch(block.id.namespace_id, block.id.group, keys, absl::MakeSpan(found));
-  std::vector<BlockId> tails;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (found[i].flags != 0) tails.push_back({block.id.namespace_id, block.id.group, keys[i]});
-  }
-  if (tails.empty()) return;
-  // Not flushed: a tail that comes back after a crash is still right.
-  const WriteBehind::Removal removal(write_behind_.get(), tails);
-  for (const BlockId& id : tails) {
-    const std::uint8_t flags = tiers_->Remove(id);
-    if (flags == 0) continue;
-    block.space->tails.fetch_sub(1, std::memory_order_relaxed);
-    if ((flags & kOnDisk) != 0) disk_->Remove({write_behind_->DiskIdOf(id)}).IgnoreError();
-  }
 }
 
 void TieredStore::Impl::Abandoned(const BlockId& id) {

@@ -7,7 +7,8 @@
 namespace kvmill {
 
 TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
-                                              absl::Span<const BlockKey> keys, bool find_tail) {
+                                              absl::Span<const BlockKey> keys,
+                                              absl::Span<const TailCandidate> tails) {
   LookupResult result;
   const OpenedNamespace* space = impl_->namespaces_.Find(namespace_id);
   if (space == nullptr) return result;
@@ -60,26 +61,9 @@ TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
     impl_->counters_.hit_blocks[Index(slowest)].Add();
     impl_->counters_.hit_tokens[Index(slowest)].Add(tokens);
   }
-  if (find_tail && space->tails.load(std::memory_order_relaxed) > 0) {
-    const BlockKey parent = hit == 0 ? BlockKey{} : keys[hit - 1];
-    std::vector<BlockKey> tails;
-    for (std::uint32_t tokens = space->spec.block_tokens - 1; tokens > 0; --tokens) {
-      tails.push_back(TailKey(parent, tokens));
-    }
-    std::vector<bool> everywhere(tails.size(), true);
-    std::vector<BlockIndex::Presence> present(tails.size());
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      impl_->index_->FindBatch(namespace_id, static_cast<std::uint8_t>(g), tails,
-                               absl::MakeSpan(present));
-      for (std::size_t i = 0; i < tails.size(); ++i)
-        everywhere[i] = everywhere[i] && present[i].flags != 0;
-    }
-    const auto longest = std::find(everywhere.begin(), everywhere.end(), true);
-    if (longest != everywhere.end()) {
-      const std::size_t at = static_cast<std::size_t>(longest - everywhere.begin());
-      result.tail_tokens = static_cast<std::uint32_t>(space->spec.block_tokens - 1 - at);
-      result.tail_key = tails[at];
-    }
+  if (const TailCandidate* tail =
+          impl_->FindTail(*space, keys.subspan(0, hit), tails, &result.tail_key)) {
+    result.tail_tokens = tail->token_count;
   }
 
   impl_->counters_.lookup_blocks.Add(keys.size());
@@ -89,6 +73,35 @@ TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
                         : impl_->counters_.lookup_partial)
       .Add();
   return result;
+}
+
+const TailCandidate* TieredStore::Impl::FindTail(const OpenedNamespace& space,
+                                                 absl::Span<const BlockKey> keys,
+                                                 absl::Span<const TailCandidate> tails,
+                                                 BlockKey* key) const {
+  const BlockKey parent = keys.empty() ? BlockKey() : keys.back();
+  std::vector<const TailCandidate*> candidates;
+  std::vector<BlockKey> names;
+  for (const TailCandidate& tail : tails) {
+    if (tail.block_index != keys.size()) continue;
+    candidates.push_back(&tail);
+    names.push_back(TailKey(parent, tail.token_count, tail.key));
+  }
+  std::vector<bool> everywhere(names.size(), true);
+  std::vector<BlockIndex::Presence> present(names.size());
+  for (std::size_t g = 0; g < space.spec.groups.size(); ++g) {
+    index_->FindBatch(space.id, static_cast<std::uint8_t>(g), names, absl::MakeSpan(present));
+    for (std::size_t i = 0; i < names.size(); ++i)
+      everywhere[i] = everywhere[i] && present[i].flags != 0;
+  }
+  const TailCandidate* longest = nullptr;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (!everywhere[i]) continue;
+    if (longest != nullptr && longest->token_count >= candidates[i]->token_count) continue;
+    longest = candidates[i];
+    *key = names[i];
+  }
+  return longest;
 }
 
 }  // namespace kvmill

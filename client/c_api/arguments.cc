@@ -133,6 +133,22 @@ absl::StatusOr<std::vector<BlockKey>> KeysOf(const kvmill_key* keys, std::size_t
   return made;
 }
 
+absl::StatusOr<std::vector<TailCandidate>> TailsOf(const kvmill_tail* tails, std::size_t count) {
+  std::vector<TailCandidate> made;
+  const auto add = [&made](std::size_t i, const kvmill_tail& tail) -> absl::Status {
+    const std::string what = absl::StrCat("tail ", i);
+    TailCandidate& to = made.emplace_back();
+    KVMILL_ASSIGN_OR_RETURN(to.key, KeyOf(what, tail.key));
+    if (to.key.empty()) return absl::InvalidArgumentError(absl::StrCat(what, ": its key is empty"));
+    to.token_count = tail.token_count;
+    to.block_index = tail.block_index;
+    return absl::OkStatus();
+  };
+  constexpr std::size_t kLeast = offsetof(kvmill_tail, block_index) + sizeof(std::uint32_t);
+  KVMILL_RETURN_IF_ERROR(ReadArray("tails", tails, count, kLeast, add));
+  return made;
+}
+
 absl::StatusOr<NamespaceSpec> SpecOf(const kvmill_namespace_spec* in) {
   kvmill_namespace_spec from;
   constexpr std::size_t kLeast =

@@ -105,28 +105,32 @@ kvmill_code kvmill_find_namespace(kvmill_client* client, const char* name,
   });
 }
 
-kvmill_code kvmill_tail_key(kvmill_key parent, uint32_t token_count, uint8_t out[32]) {
+kvmill_code kvmill_tail_key(kvmill_key parent, uint32_t token_count, kvmill_key key,
+                            uint8_t out[32]) {
   return Guard([&]() -> absl::Status {
     if (out == nullptr) return Null("out");
-    KVMILL_ASSIGN_OR_RETURN(const BlockKey key, KeyOf("parent", parent));
-    const BlockKey tail = TailKey(key, token_count);
+    KVMILL_ASSIGN_OR_RETURN(const BlockKey before, KeyOf("parent", parent));
+    KVMILL_ASSIGN_OR_RETURN(const BlockKey own, KeyOf("key", key));
+    if (own.empty()) return absl::InvalidArgumentError("key is empty");
+    const BlockKey tail = TailKey(before, token_count, own);
     std::memcpy(out, tail.data(), 32);
     return absl::OkStatus();
   });
 }
 
 kvmill_code kvmill_lookup(kvmill_client* client, const kvmill_namespace* ns, const kvmill_key* keys,
-                          size_t key_count, int find_tail, const kvmill_call_options* call,
-                          kvmill_queue* queue, uint64_t tag) {
+                          size_t key_count, const kvmill_tail* tails, size_t tail_count,
+                          const kvmill_call_options* call, kvmill_queue* queue, uint64_t tag) {
   return Guard([&]() -> absl::Status {
     KVMILL_RETURN_IF_ERROR(CheckNamespace(ns));
     KVMILL_ASSIGN_OR_RETURN(Operation operation,
                             Operation::Prepare(KVMILL_LOOKUP, client, call, queue, tag));
     KeyInputs* const inputs = operation.Keep(std::make_unique<KeyInputs>());
     KVMILL_ASSIGN_OR_RETURN(inputs->keys, KeysOf(keys, key_count));
+    KVMILL_ASSIGN_OR_RETURN(const std::vector<TailCandidate> candidates,
+                            TailsOf(tails, tail_count));
     return operation.Start<LookupResult>([&](const CallOptions& options, auto done) {
-      client->client->LookupAsync(ns->data->ns, inputs->keys, find_tail != 0, options,
-                                  std::move(done));
+      client->client->LookupAsync(ns->data->ns, inputs->keys, candidates, options, std::move(done));
     });
   });
 }

@@ -60,34 +60,69 @@ void PrintBlocks(const CommonFlags& common, std::uint64_t blocks, absl::string_v
   }
 }
 
-absl::StatusOr<std::vector<BlockKey>> KeysToRemove(Client& client, const ClientNamespace& ns,
-                                                   const RemoveFlags& flags) {
-  std::vector<BlockKey> keys;
-  for (const std::string& hex : flags.keys) {
-    absl::StatusOr<BlockKey> key = BlockKey::FromHex(hex);
-    if (!key.ok()) return UsageError(absl::StrCat("--key: ", key.status().message()));
-    keys.push_back(*key);
+// Removes keys in batches as large as a daemon takes.
+class Removal {
+ public:
+  Removal(Client& client, const ClientNamespace& ns) : client_(client), ns_(ns) {}
+  absl::Status Add(const BlockKey& key) {
+    keys_.push_back(key);
+    return keys_.size() < kSequenceBlocksMax ? absl::OkStatus() : Flush();
   }
-  if (flags.sequence.empty()) return keys;
-  // Blocks may be missing in the middle: the prefix tells where the tail is, not where to stop.
-  KVMILL_ASSIGN_OR_RETURN(const FoundSequence found,
-                          FindSequence(client, ns, flags.sequence, flags.blocks));
-  const std::uint32_t count = flags.blocks > 0 ? flags.blocks : kSequenceBlocksMax - 1;
-  for (const BlockKey& key : SequenceKeys(flags.sequence, count)) keys.push_back(key);
-  if (found.tail_tokens > 0) keys.push_back(found.tail_key);
-  return keys;
+  absl::Status Flush() {
+    KVMILL_ASSIGN_OR_RETURN(const std::uint64_t blocks, client_.Remove(ns_, keys_));
+    blocks_ += blocks;
+    keys_.clear();
+    return absl::OkStatus();
+  }
+  std::uint64_t blocks() const { return blocks_; }
+
+ private:
+  Client& client_;
+  const ClientNamespace& ns_;
+  std::vector<BlockKey> keys_;
+  std::uint64_t blocks_ = 0;
+};
+
+absl::Status RemoveSequence(Client& client, const ClientNamespace& ns, const RemoveFlags& flags,
+                            Removal* removal) {
+  const std::vector<BlockKey> keys =
+      SequenceKeys(flags.sequence, flags.blocks > 0 ? flags.blocks : kSequenceBlocksMax);
+  if (flags.blocks == 0) {
+    // Tails of every length, behind every block that is there: those that were completed since are
+    // still in the store.
+    KVMILL_ASSIGN_OR_RETURN(const FoundSequence found, FindSequence(client, ns, flags.sequence, 0));
+    for (std::size_t n = 0; n <= found.keys.size() && n < keys.size(); ++n) {
+      const BlockKey parent = n == 0 ? BlockKey() : keys[n - 1];
+      for (std::uint32_t tokens = 1; tokens < ns.spec.block_tokens; ++tokens) {
+        KVMILL_RETURN_IF_ERROR(removal->Add(TailKey(parent, tokens, keys[n])));
+      }
+    }
+  }
+  // Blocks may be missing in the middle: what is there does not tell where to stop.
+  for (const BlockKey& key : keys) KVMILL_RETURN_IF_ERROR(removal->Add(key));
+  return absl::OkStatus();
 }
 
 absl::Status Remove(const CommonFlags& common, const RemoveFlags& flags) {
   if (flags.keys.empty() == flags.sequence.empty()) {
     return UsageError("give --sequence ID or --key HEX");
   }
+  std::vector<BlockKey> keys;
+  for (const std::string& hex : flags.keys) {
+    absl::StatusOr<BlockKey> key = BlockKey::FromHex(hex);
+    if (!key.ok()) return UsageError(absl::StrCat("--key: ", key.status().message()));
+    keys.push_back(*key);
+  }
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
   KVMILL_ASSIGN_OR_RETURN(const ClientNamespace ns, client->FindNamespace(flags.name));
-  KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysToRemove(*client, ns, flags));
-  KVMILL_ASSIGN_OR_RETURN(const std::uint64_t blocks, client->Remove(ns, keys));
-  PrintBlocks(common, blocks, "removed");
-  if (blocks > 0) return absl::OkStatus();
+  Removal removal(*client, ns);
+  for (const BlockKey& key : keys) KVMILL_RETURN_IF_ERROR(removal.Add(key));
+  if (!flags.sequence.empty()) {
+    KVMILL_RETURN_IF_ERROR(RemoveSequence(*client, ns, flags, &removal));
+  }
+  KVMILL_RETURN_IF_ERROR(removal.Flush());
+  PrintBlocks(common, removal.blocks(), "removed");
+  if (removal.blocks() > 0) return absl::OkStatus();
   return absl::NotFoundError(
       absl::StrCat("none of these blocks is in namespace '", flags.name, "'"));
 }

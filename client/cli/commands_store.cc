@@ -85,7 +85,7 @@ class PromptBlocks {
                absl::string_view sequence)
       : tokens_(layers[0].k.tokens),
         whole_((tokens_) / spec.block_tokens),
-        keys_(SequenceKeys(sequence, whole_)) {
+        keys_(SequenceKeys(sequence, whole_ + 1)) {
     const std::vector<std::uint16_t> order = LayerOrder(spec);
     const std::uint32_t count = (tokens_ + spec.block_tokens - 1) / spec.block_tokens;
     inputs_.resize(count * order.size());
@@ -97,7 +97,7 @@ class PromptBlocks {
         inputs_[b * order.size() + l].v = View(layer.v, first_token);
       }
       StoreBlock block;
-      if (b < whole_) block.key = keys_[b];
+      block.key = keys_[b];
       if (b > 0) block.parent = keys_[b - 1];
       block.token_count = std::min(spec.block_tokens, tokens_ - first_token);
       block.block_index = b;
@@ -120,7 +120,7 @@ class PromptBlocks {
 
   const std::uint32_t tokens_;
   const std::uint32_t whole_;
-  const std::vector<BlockKey> keys_;
+  const std::vector<BlockKey> keys_;  // The last one is the tail's.
   std::vector<LayerInput> inputs_;
   std::vector<StoreBlock> blocks_;
 };

@@ -252,7 +252,7 @@ class Bench {
     std::vector<double> empty;
     for (std::uint32_t n = 0; n < options_.count; ++n) {
       absl::Time start = absl::Now();
-      KVMILL_RETURN_IF_ERROR(first().Lookup(ns_, {}, false).status());
+      KVMILL_RETURN_IF_ERROR(first().Lookup(ns_, {}).status());
       empty.push_back(Microseconds(absl::Now() - start));
       start = absl::Now();
       KVMILL_RETURN_IF_ERROR(single(first(), number++));

@@ -21,10 +21,10 @@ py::tuple Namespace::SpecTuple() const {
 
 namespace {
 
-py::bytes TailKeyOf(const py::bytes& parent, const py::object& token_count) {
-  const std::vector<kvmill_key> keys = ToKeys(py::make_tuple(parent));
+py::bytes TailKeyOf(const py::bytes& parent, const py::object& token_count, const py::bytes& key) {
+  const std::vector<kvmill_key> keys = ToKeys(py::make_tuple(parent, key));
   std::uint8_t out[32];
-  Need(kvmill_tail_key(keys[0], ToInt<std::uint32_t>(token_count, "token_count"), out));
+  Need(kvmill_tail_key(keys[0], ToInt<std::uint32_t>(token_count, "token_count"), keys[1], out));
   return py::bytes(reinterpret_cast<const char*>(out), sizeof(out));
 }
 

@@ -181,12 +181,22 @@ class Client {
     });
   }
 
-  std::uint64_t Lookup(Queue& queue, const Namespace& ns, const py::sequence& keys, bool find_tail,
-                       std::uint64_t timeout_ms) {
+  // `tails`: (key, token_count, block_index) each.
+  std::uint64_t Lookup(Queue& queue, const Namespace& ns, const py::sequence& keys,
+                       const py::sequence& tails, std::uint64_t timeout_ms) {
     const std::vector<kvmill_key> views = ToKeys(keys);
+    std::vector<kvmill_tail> candidates;
+    for (const py::handle item : tails) {
+      const auto from = py::cast<py::tuple>(item);
+      auto tail = Init<kvmill_tail>();
+      tail.key = ToKeys(py::make_tuple(from[0]))[0];
+      tail.token_count = ToInt<std::uint32_t>(from[1], "token_count");
+      tail.block_index = ToInt<std::uint32_t>(from[2], "block_index");
+      candidates.push_back(tail);
+    }
     return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
-      return kvmill_lookup(get(), ns.get(), views.data(), views.size(), find_tail, call,
-                           queue.get(), tag);
+      return kvmill_lookup(get(), ns.get(), views.data(), views.size(), candidates.data(),
+                           candidates.size(), call, queue.get(), tag);
     });
   }
 

@@ -34,12 +34,38 @@ absl::StatusOr<BlockKey> BlockKey::FromHex(absl::string_view hex) {
 
 std::string BlockKey::ToHex() const { return absl::BytesToHexString(view()); }
 
-BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count) {
-  const absl::string_view zero("\0", 1);
-  const Sha256Digest digest =
-      Sha256(absl::StrCat("kvmill-tail-1", zero, parent.view(), zero, token_count));
+BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count, const BlockKey& key) {
+  std::string input("kvmill-tail-2\0", 14);
+  // Lengths in front: keys may hold any bytes, so no separator could tell where one ends.
+  for (const BlockKey* part : {&parent, &key}) {
+    input.push_back(static_cast<char>(part->size()));
+    absl::StrAppend(&input, part->view());
+  }
+  for (int shift = 0; shift < 32; shift += 8)
+    input.push_back(static_cast<char>(token_count >> shift));
+  const Sha256Digest digest = Sha256(input);
   return *BlockKey::FromBytes(
       absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
+}
+
+absl::Status CheckTailCandidates(absl::Span<const TailCandidate> tails,
+                                 std::uint32_t block_tokens) {
+  if (tails.size() > kTailCandidatesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        tails.size(), " tail candidates in one lookup: ", "at most ", kTailCandidatesMax));
+  }
+  for (std::size_t i = 0; i < tails.size(); ++i) {
+    if (tails[i].key.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tail candidate ", i, ": key of 0 bytes: want 1 to ", kBlockKeyBytesMax));
+    }
+    if (tails[i].token_count == 0 || tails[i].token_count >= block_tokens) {
+      return absl::InvalidArgumentError(absl::StrCat("tail candidate ", i, ": token_count ",
+                                                     tails[i].token_count, ", want 1 to ",
+                                                     block_tokens - 1));
+    }
+  }
+  return absl::OkStatus();
 }
 
 std::uint64_t HashOf(NamespaceId namespace_id, std::uint8_t group, const BlockKey& key) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -46,10 +47,24 @@ class BlockKey {
   std::uint8_t size_ = 0;
 };
 
-// Key of an unfinished last block (a tail): SHA-256 over
-//   "kvmill-tail-1" 00 <parent's bytes> 00 <token_count in decimal digits>
-// Empty parent: the sequence has no block before the tail.
-BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count);
+// Key under which an unfinished last block (a tail) is stored: SHA-256 over
+//   "kvmill-tail-2" 00 <length of parent> <parent> <length of key> <key> <token_count>
+// with lengths of one byte and token_count in four, little-endian. `key` is the engine's: as for
+// whole blocks, it stands for the tail's tokens and all before them, and is not empty. Empty
+// parent: the sequence has no block before the tail.
+BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count, const BlockKey& key);
+
+// A tail that would be of use if it were stored: one that begins as the caller's sequence goes on.
+struct TailCandidate {
+  BlockKey key;                   // The engine's, as for TailKey.
+  std::uint32_t token_count = 0;  // 1 to block_tokens - 1.
+  std::uint32_t block_index = 0;  // Position in its sequence: so many whole blocks are before it.
+};
+inline constexpr std::size_t kTailCandidatesMax = 1024;  // Of one lookup.
+
+// INVALID_ARGUMENT naming the count and kTailCandidatesMax, or the candidate that has no key or a
+// token count that no tail has.
+absl::Status CheckTailCandidates(absl::Span<const TailCandidate> tails, std::uint32_t block_tokens);
 
 // Dense number of an open namespace in this daemon; not stable across restarts.
 using NamespaceId = std::uint32_t;

@@ -44,9 +44,16 @@ std::optional<std::uint32_t> SchedulerConnector::MatchedTokens(const RequestView
     for (std::uint32_t end = block_tokens; end <= known; end += block_tokens) {
       state.lookup->keys.push_back(KeyOf((*request.hashes)[end - 1]));
     }
+    // Where in the sequence others stopped is not known: every token could be a tail's last.
+    for (std::uint32_t end = config_.tails ? known : 0; end > 0; --end) {
+      if (state.lookup->tails.size() == kTailCandidatesMax) break;
+      if (end % block_tokens == 0) continue;
+      state.lookup->tails.push_back(
+          {KeyOf((*request.hashes)[end - 1]), end % block_tokens, end / block_tokens});
+    }
     CallOptions call;
     call.timeout = absl::Milliseconds(config_.lookup_ms);
-    client_.LookupAsync(ns_, state.lookup->keys, config_.tails, call,
+    client_.LookupAsync(ns_, state.lookup->keys, state.lookup->tails, call,
                         [lookup = state.lookup.get()](absl::StatusOr<LookupResult> result) {
                           lookup->result.Set(std::move(result));
                         });
@@ -59,7 +66,7 @@ std::optional<std::uint32_t> SchedulerConnector::MatchedTokens(const RequestView
     no_lookups_before_ = step_ + 4;
     return 0;
   }
-  KVMILL_CHECK(found->hit_blocks <= known / block_tokens);
+  KVMILL_CHECK(found->hit_blocks * block_tokens + found->tail_tokens <= known);
   state.hit_blocks = found->hit_blocks;
   state.saved_blocks = std::max(state.saved_blocks, found->hit_blocks);
   state.tail_tokens = found->tail_tokens;
@@ -86,7 +93,6 @@ std::uint64_t SchedulerConnector::UpdateAfterAllocation(const RequestView& reque
   order.due = config_.loads_in_step ? step_ + 1 : DueStep(1);
   for (std::uint32_t block = local_tokens / block_tokens; block * block_tokens < end; ++block) {
     std::vector<std::uint64_t> hashes = *request.hashes;
-    // A tail may hold more tokens than this request has: then the rest of it is another's.
     if (block >= state.hit_blocks) hashes.resize(block * block_tokens + state.tail_tokens);
     BlockPages pages = BlockOf(request, hashes, block);
     const std::uint32_t first = block * block_tokens;
@@ -233,7 +239,8 @@ struct WorkerConnector::Load : FetchSink {
       keys.push_back(block.hashes.size() == owner.config_.shape.block_tokens
                          ? KeyOf(block.hashes.back())
                          : TailKey(block.parent == 0 ? BlockKey() : KeyOf(block.parent),
-                                   static_cast<std::uint32_t>(block.hashes.size())));
+                                   static_cast<std::uint32_t>(block.hashes.size()),
+                                   KeyOf(block.hashes.back())));
       const std::size_t pages_in_block = (block.hashes.size() + kPageTokens - 1) / kPageTokens;
       for (std::uint32_t layer = 0; layer < layers; ++layer) {
         for (const bool value : {false, true}) {

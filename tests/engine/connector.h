@@ -109,6 +109,7 @@ class SchedulerConnector {
  private:
   struct Lookup {
     std::vector<BlockKey> keys;
+    std::vector<TailCandidate> tails;
     Result<LookupResult> result;
   };
   struct State {

@@ -133,9 +133,9 @@ void StoreModel::Allow(std::uint64_t request, const std::vector<std::uint64_t>& 
   block.hashes.assign(hashes.begin() + begin, hashes.begin() + end);
   const bool tail = end - begin < shape_.block_tokens;
   block.raw = tail || begin / shape_.block_tokens < shape_.sink_blocks;
-  const BlockKey key = !tail        ? KeyOf(hashes[end - 1])
-                       : begin == 0 ? TailKey(BlockKey(), end)
-                                    : TailKey(KeyOf(hashes[begin - 1]), end - begin);
+  const BlockKey own = KeyOf(hashes[end - 1]);
+  const BlockKey parent = begin == 0 ? BlockKey() : KeyOf(hashes[begin - 1]);
+  const BlockKey key = tail ? TailKey(parent, end - begin, own) : own;
   blocks_.emplace(std::string(key.view()), std::move(block));
 }
 

@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
   kvmill_result_free(result);
 
   /* Another request with the same prefix: how much of it is there? */
-  result = Finish(queue, kvmill_lookup(client, ns, &key, 1, 0, NULL, queue, 3));
+  result = Finish(queue, kvmill_lookup(client, ns, &key, 1, NULL, 0, NULL, queue, 3));
   KVMILL_INIT(&found);
   Need(kvmill_result_lookup(result, &found), kvmill_last_error());
   kvmill_result_free(result);

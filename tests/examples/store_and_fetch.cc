@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
   if (!stored.blocks[0].status.ok()) Need<int>(stored.blocks[0].status);
 
   // Another request with the same prefix: how much of it is there?
-  const LookupResult found = Need(client->Lookup(ns, {&key, 1}, /*find_tail=*/false));
+  const LookupResult found = Need(client->Lookup(ns, {&key, 1}));
 
   // Fetch, decoded on the way into the engine's memory. outputs[block * layers + layer].
   std::vector<std::vector<std::uint16_t>> out(4, std::vector<std::uint16_t>(kv[0].size()));

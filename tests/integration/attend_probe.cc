@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/cli/block_keys.h"
+#include "client/cli/sequence_lookup.h"
 #include "client/client.h"
 #include "client/mapped_blocks.h"
 #include "kernels/attention.h"
@@ -74,11 +74,10 @@ class Probe {
  public:
   Probe(Client& client, const ClientNamespace& ns, const std::string& sequence)
       : ns_(ns), group_(ns.spec.groups[0]), format_(FormatOf(ns.spec, group_)) {
-    keys_ = cli::SequenceKeys(sequence, 1024);
-    const LookupResult found = Need(client.Lookup(ns, keys_, true));
-    block_count_ = found.hit_blocks;
+    const cli::FoundSequence found = Need(cli::FindSequence(client, ns, sequence, 0));
+    keys_ = found.keys;
+    block_count_ = static_cast<std::uint32_t>(keys_.size());
     tail_tokens_ = found.tail_tokens;
-    keys_.resize(block_count_);
     if (tail_tokens_ > 0) keys_.push_back(found.tail_key);
     mapped_ = Need(client.Map(ns, keys_, {.lease = absl::Seconds(10)}));
     for (std::size_t b = 0; b < keys_.size(); ++b) Need(mapped_->status(b));

@@ -25,7 +25,7 @@ TEST_F(CacheTest, WhatWasStoredIsFoundFetchedAndDecodes) {
   EXPECT_EQ(stored.tile_bytes, 3u * 2 * 2 * RecordBytes(FormatOf(ns.spec, ns.spec.groups[0])));
   EXPECT_GT(stored.stored_bytes, stored.tile_bytes);
 
-  const auto hits = client_->Lookup(ns, KeysOf("s", 5), false);
+  const auto hits = client_->Lookup(ns, KeysOf("s", 5));
   ASSERT_TRUE(hits.ok()) << hits.status();
   EXPECT_EQ(hits->hit_blocks, 3u);
   EXPECT_EQ(hits->hit_tokens, 3u * 64);
@@ -63,7 +63,7 @@ TEST_F(CacheTest, ATailIsStoredAsItIsAndFoundAfterItsParent) {
   const ClientNamespace ns = Open("n", SmallSpec());
   Sequence sequence(SmallSpec(), 64 + 5, 3);
   EXPECT_EQ(Put(ns, "s", sequence).blocks_stored, 2u);
-  const auto hits = client_->Lookup(ns, KeysOf("s", 1), true);
+  const auto hits = client_->Lookup(ns, KeysOf("s", 1), {{KeyOf("s", 1), 5, 1}});
   ASSERT_TRUE(hits.ok()) << hits.status();
   EXPECT_EQ(hits->hit_blocks, 1u);
   ASSERT_EQ(hits->tail_tokens, 5u);
@@ -139,7 +139,7 @@ TEST_F(CacheTest, TwoRanksWithHalfOfTheHeadsMakeOneBlock) {
     ASSERT_TRUE(stored.ok()) << stored.status();
     EXPECT_EQ(stored->blocks[0].outcome,
               rank == 0 ? StoreOutcome::kPartial : StoreOutcome::kStored);
-    const auto hits = client_->Lookup(ns, KeysOf("ranks", 1), false);
+    const auto hits = client_->Lookup(ns, KeysOf("ranks", 1));
     ASSERT_TRUE(hits.ok());
     EXPECT_EQ(hits->hit_blocks, rank) << "only complete blocks are found";
   }
@@ -203,7 +203,7 @@ TEST_F(CacheTest, NonFiniteInputIsRefusedByNameAndSparesTheOtherBlocks) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("token 7"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("head 1"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("channel 13"));
-  const auto hits = client_->Lookup(ns, KeysOf("s", 3), false);
+  const auto hits = client_->Lookup(ns, KeysOf("s", 3));
   ASSERT_TRUE(hits.ok());
   EXPECT_EQ(hits->hit_blocks, 1u);
 }
@@ -246,7 +246,7 @@ TEST_F(CacheTest, RemoveAndClearForgetBlocksAndListShowsTheRest) {
   const auto cleared = client_->Clear(ns);
   ASSERT_TRUE(cleared.ok()) << cleared.status();
   EXPECT_EQ(*cleared, 2u);
-  const auto hits = client_->Lookup(other, KeysOf("s", 3), false);
+  const auto hits = client_->Lookup(other, KeysOf("s", 3));
   ASSERT_TRUE(hits.ok());
   EXPECT_EQ(hits->hit_blocks, 3u) << "another namespace's blocks stay";
 }
@@ -271,12 +271,12 @@ TEST_F(CacheTest, ANameIsBoundToOneIdentity) {
 TEST_F(CacheTest, BatchesOverTheLimitAreRefusedNamingBoth) {
   Start();
   const ClientNamespace ns = Open("n", SmallSpec());
-  const auto refused = client_->Lookup(ns, KeysOf("s", 40000), false);
+  const auto refused = client_->Lookup(ns, KeysOf("s", 40000));
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << refused.status();
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("40000"));
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("32768"));
   // A message over the limit of bytes: refused before it is read.
-  const auto oversized = client_->Lookup(ns, KeysOf("s", 200000), false);
+  const auto oversized = client_->Lookup(ns, KeysOf("s", 200000));
   EXPECT_EQ(oversized.status().code(), absl::StatusCode::kResourceExhausted) << oversized.status();
   EXPECT_THAT(std::string(oversized.status().message()), HasSubstr("4194304"));
 }

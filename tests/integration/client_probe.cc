@@ -189,7 +189,7 @@ int Main(std::vector<std::string> arguments) {
     std::memcpy(other.fingerprint.data(), bytes.data(), bytes.size());
     std::printf("fetched %d\n", static_cast<int>(Fetch(*client, other, keys)));
   } else if (command == "find") {
-    const LookupResult found = Need(client->Lookup(ns, keys, false));
+    const LookupResult found = Need(client->Lookup(ns, keys));
     const auto listed = Need(client->List(""));
     const ServerStat stat = Need(client->Stat());
     std::printf("hits %d listed %d blocks %d\n", static_cast<int>(found.hit_blocks),

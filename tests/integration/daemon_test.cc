@@ -102,7 +102,7 @@ TEST_F(ProcessTest, SigtermDrainsAndExitsZero) {
   EXPECT_FALSE(std::filesystem::exists(socket() + ".door"));
   // What was sealed, though nobody waited for it to be durable, is there again.
   StartDurable();
-  const auto hits = client_->Lookup(Open("n", SmallSpec()), KeysOf("s", 4), false);
+  const auto hits = client_->Lookup(Open("n", SmallSpec()), KeysOf("s", 4));
   ASSERT_TRUE(hits.ok());
   EXPECT_EQ(hits->hit_blocks, 4u);
 }
@@ -356,7 +356,7 @@ TEST_F(ProcessTest, ARestartedDaemonWithoutADiskGetsItsNamespacesAgain) {
   Start();
   client_ = nullptr;
   for (int i = 0; i < 500 && !client->Stat().ok(); ++i) usleep(10'000);
-  const auto hits = client->Lookup(ns, KeysOf("s", 1), false);
+  const auto hits = client->Lookup(ns, KeysOf("s", 1));
   ASSERT_TRUE(hits.ok()) << hits.status();
   EXPECT_EQ(hits->hit_blocks, 0u);
   Sequence sequence(SmallSpec(), 64, 2);

@@ -130,7 +130,7 @@ TEST_F(DoorTest, UsersAreTenantsThatNeitherHitNorListNorCountOneAnother) {
   EXPECT_EQ(say(kSomebody, {"find", "s", "4"}), "hits 4 listed 4 blocks 4");
   // The daemon's own user is a tenant like them, and the one who sees totals.
   const ClientNamespace ns = Open("n", SmallSpec());
-  EXPECT_EQ(client_->Lookup(ns, KeysOf("s", 4), false)->hit_blocks, 0u);
+  EXPECT_EQ(client_->Lookup(ns, KeysOf("s", 4))->hit_blocks, 0u);
   EXPECT_TRUE(client_->List("")->empty());
   EXPECT_EQ(client_->Stat()->blocks, 6u);
   EXPECT_EQ(*client_->Clear(ns), 0u);

@@ -57,7 +57,7 @@ TEST_F(GpuTierTest, BlocksMoveUpAndAreServedFromThere) {
   ASSERT_EQ(Put(ns, "s", sequence, true).blocks_stored, 4u);
   ASSERT_TRUE(Holds(Tier::kGpu, 4));
   ASSERT_TRUE(Holds(Tier::kHost, 0));
-  auto hits = client_->Lookup(ns, KeysOf("s", 4), false);
+  auto hits = client_->Lookup(ns, KeysOf("s", 4));
   ASSERT_TRUE(hits.ok()) << hits.status();
   EXPECT_EQ(hits->tiers, std::vector<Tier>(4, Tier::kGpu));
   const auto values = Get(ns, KeysOf("s", 4));
@@ -97,7 +97,7 @@ TEST_F(GpuTierTest, WhatWasDurableSurvivesAKillAndWhatWasOnTheGpuOnlyIsAMiss) {
   EXPECT_EQ(Get(ns, KeysOf("s", 4)), values);
   Kill();
   Start(kGpu);
-  const auto hits = client_->Lookup(Open("n", SmallSpec()), KeysOf("s", 4), false);
+  const auto hits = client_->Lookup(Open("n", SmallSpec()), KeysOf("s", 4));
   ASSERT_TRUE(hits.ok()) << hits.status();
   EXPECT_EQ(hits->hit_blocks, 0u);
 }

@@ -126,7 +126,7 @@ TEST_F(MapTest, AttentionInPlaceIsThatOverPrivateCopies) {
   Sequence sequence(spec, 64 * 5 + 23, 3);  // A tail as well.
   ASSERT_EQ(Put(ns, "s", sequence).blocks_stored, 6u);
   std::vector<BlockKey> keys = KeysOf("s", 5);
-  keys.push_back(TailKey(KeyOf("s", 4), 23));
+  keys.push_back(TailKey(KeyOf("s", 4), 23, KeyOf("s", 5)));
   const auto mapped = Map(ns, keys);
   ASSERT_NE(mapped, nullptr);
   const std::uint32_t heads = spec.groups[0].kv_heads;
@@ -235,7 +235,7 @@ TEST_F(MapTest, RemoveAndClearHideALeasedBlockNowAndFreeItLater) {
   const std::string before = PageBytes(*mapped, 0, 0) + PageBytes(*mapped, 3, 1);
   EXPECT_EQ(*client_->Remove(ns, {KeyOf("s", 0)}), 1u);
   EXPECT_EQ(*client_->Clear(ns), 3u);
-  EXPECT_EQ(client_->Lookup(ns, KeysOf("s", 4), false)->hit_blocks, 0u);
+  EXPECT_EQ(client_->Lookup(ns, KeysOf("s", 4))->hit_blocks, 0u);
   EXPECT_TRUE(absl::IsNotFound(Map(ns, {KeyOf("s", 0)})->status(0)));
   EXPECT_EQ(PageBytes(*mapped, 0, 0) + PageBytes(*mapped, 3, 1), before);
   EXPECT_TRUE(mapped->Check().ok());
@@ -258,8 +258,8 @@ TEST_F(MapTest, EvictionPassesByWhatIsLeased) {
   for (std::size_t b = 0; b < 16; ++b) EXPECT_EQ(PageBytes(*mapped, b, 1), before[b]);
   EXPECT_TRUE(mapped->Check().ok()) << mapped->Check();
   EXPECT_TRUE(mapped->VerifyContents().ok());
-  EXPECT_EQ(client_->Lookup(ns, KeysOf("s", 16), false)->hit_blocks, 16u);
-  EXPECT_EQ(client_->Lookup(ns, KeysOf("more19", 8), false)->hit_blocks, 0u);
+  EXPECT_EQ(client_->Lookup(ns, KeysOf("s", 16))->hit_blocks, 16u);
+  EXPECT_EQ(client_->Lookup(ns, KeysOf("more19", 8))->hit_blocks, 0u);
 }
 
 TEST_F(MapTest, BlocksThatAreOnlyOnDiskAreLoadedFirst) {

@@ -98,9 +98,9 @@ TEST_F(MetricsTest, CountersSayWhatTheWorkloadDid) {
   ASSERT_EQ(stored.blocks_stored, 3u);
   EXPECT_EQ(Put(ns, "s", sequence).blocks_existing, 3u);
   EXPECT_EQ(Put(ns, "broken", broken).blocks_failed, 1u);
-  ASSERT_TRUE(client_->Lookup(ns, KeysOf("s", 3), false).ok());
-  ASSERT_TRUE(client_->Lookup(ns, KeysOf("s", 5), false).ok());
-  ASSERT_TRUE(client_->Lookup(ns, KeysOf("absent", 2), false).ok());
+  ASSERT_TRUE(client_->Lookup(ns, KeysOf("s", 3)).ok());
+  ASSERT_TRUE(client_->Lookup(ns, KeysOf("s", 5)).ok());
+  ASSERT_TRUE(client_->Lookup(ns, KeysOf("absent", 2)).ok());
   PageCollector pages;
   const auto fetched =
       client_->Fetch(ns, {{KeyOf("s", 0), KeyOf("s", 1), KeyOf("absent", 0)}}, pages);
@@ -171,7 +171,7 @@ TEST_F(MetricsTest, CountersSayWhatTheWorkloadDid) {
   const auto evicted = client_->Evict(Tier::kHost, 0);
   ASSERT_TRUE(evicted.ok()) << evicted.status();
   EXPECT_EQ(*evicted, 3u);
-  ASSERT_TRUE(client_->Lookup(ns, KeysOf("s", 3), false).ok());
+  ASSERT_TRUE(client_->Lookup(ns, KeysOf("s", 3)).ok());
   ASSERT_TRUE(client_->Fetch(ns, KeysOf("s", 1), pages).ok());
   const Scrape after = Metrics();
   EXPECT_EQ(after("evicted_blocks_total{tier=\"host\",reason=\"admin\"}"), 3);
@@ -202,7 +202,7 @@ TEST_F(MetricsTest, AGpuTierHasItsOwn) {
   }
   PageCollector pages;
   ASSERT_TRUE(client_->Fetch(ns, KeysOf("s", 2), pages).ok());
-  ASSERT_TRUE(client_->Lookup(ns, KeysOf("s", 3), false).ok());
+  ASSERT_TRUE(client_->Lookup(ns, KeysOf("s", 3)).ok());
   ASSERT_EQ(*client_->Evict(Tier::kGpu, 1), 1u);
   const Scrape m = Metrics();
   EXPECT_EQ(m("tier_blocks{tier=\"gpu\"}"), 2);

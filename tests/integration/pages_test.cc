@@ -223,7 +223,7 @@ TEST_F(PagesTest, PagesBecomeTheBytesThatACopyBecomes) {
       // Both names are one namespace, as far as blocks go: another daemon would be needed to have
       // two. So the copy is fetched, and then removed.
       std::vector<BlockKey> keys = KeysOf("s", 5);
-      keys.push_back(TailKey(KeyOf("s", 4), 23));
+      keys.push_back(TailKey(KeyOf("s", 4), 23, KeyOf("s", 5)));
       const auto want = PagesOf(by_copy, keys);
       ASSERT_EQ(want.size(), 12u);
       ASSERT_TRUE(client_->Clear(by_copy).ok());

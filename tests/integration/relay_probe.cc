@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/cli/block_keys.h"
+#include "client/cli/sequence_lookup.h"
 #include "client/client.h"
 #include "storage/core/page_layout.h"
 
@@ -72,9 +73,10 @@ int Main(const std::vector<std::string>& arguments) {
   const auto to = Need(Client::Create(options));
 
   const ClientNamespace source = Need(from->FindNamespace(arguments[2]));
-  std::vector<BlockKey> keys = cli::SequenceKeys(arguments[3], 1024);
-  const LookupResult found = Need(from->Lookup(source, keys, true));
-  keys.resize(found.hit_blocks);
+  const cli::FoundSequence found = Need(cli::FindSequence(*from, source, arguments[3], 0));
+  std::vector<BlockKey> keys = found.keys;
+  // What a tail is stored under is not what it is stored by.
+  const std::vector<BlockKey> own_keys = cli::SequenceKeys(arguments[3], keys.size() + 1);
   if (found.tail_tokens > 0) keys.push_back(found.tail_key);
   LayerKeeper keeper;
   const FetchResult fetched = Need(from->Fetch(source, keys, keeper));
@@ -87,7 +89,7 @@ int Main(const std::vector<std::string>& arguments) {
       std::fprintf(stderr, "relay_probe: %s\n", fetched.blocks[b].status.ToString().c_str());
       return 1;
     }
-    blocks[b].key = keys[b];
+    blocks[b].key = own_keys[b];
     if (b > 0) blocks[b].parent = keys[b - 1];
     blocks[b].token_count = fetched.blocks[b].token_count;
     blocks[b].block_index = b;

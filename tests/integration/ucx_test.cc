@@ -184,8 +184,8 @@ TEST_F(UcxTest, RecordsAreThoseOfTheInlinePath) {
       // What was stored on one path is fetched on both.
       std::vector<BlockKey> keys = KeysOf(name, 5);
       std::vector<BlockKey> inline_keys = KeysOf("inline", 5);
-      keys.push_back(TailKey(KeyOf(name, 4), 17));
-      inline_keys.push_back(TailKey(KeyOf("inline", 4), 17));
+      keys.push_back(TailKey(KeyOf(name, 4), 17, KeyOf(name, 5)));
+      inline_keys.push_back(TailKey(KeyOf("inline", 4), 17, KeyOf("inline", 5)));
       PageCollector inline_pages, ucx_pages, crossed_pages;
       ASSERT_TRUE(client_->Fetch(ns, inline_keys, inline_pages).ok());
       const auto fetched = client->Fetch(ns, keys, ucx_pages);

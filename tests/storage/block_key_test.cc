@@ -74,10 +74,33 @@ TEST(BlockKeyTest, HashDependsOnEveryPartOfTheId) {
 
 // Engines compute these themselves (docs/formats.md).
 TEST(BlockKeyTest, TailKeysAreTheDocumentedOnes) {
-  EXPECT_EQ(TailKey(*BlockKey::FromBytes("parent"), 17).ToHex(),
-            "49177db366ab7e1f1b841454e02a6588e94ede8493f663289cebb3653024e2ca");
-  EXPECT_EQ(TailKey(BlockKey(), 1).ToHex(),
-            "3867a6e85e1d36aea25ce414e9322bf73c7f54a1d20eb57ef9a1bde2c42ada2a");
+  const auto key = [](absl::string_view bytes) { return *BlockKey::FromBytes(bytes); };
+  EXPECT_EQ(TailKey(key("parent"), 17, key("engine key")).ToHex(),
+            "61fddd63baf0d535082d467fae00ac7e3a2bcc00cc68ef331593c6097d5c49f4");
+  EXPECT_EQ(TailKey(BlockKey(), 1, key("k")).ToHex(),
+            "a05d124708cf1acfaba0c7acb404a07326d5fb080172a38c65cc53557aaef0ee");
+  // Nothing moves from one part to another.
+  std::set<std::string> names;
+  for (const auto& [parent, tokens, own] : {std::tuple("ab", 0x6300u, "c"),
+                                            {"a", 0x6300u, "bc"},
+                                            {"a", 0x6263u, "c"},
+                                            {"ab", 0x63u, "c"}})
+    names.insert(TailKey(key(parent), tokens, key(own)).ToHex());
+  EXPECT_EQ(names.size(), 4u);
+}
+
+TEST(BlockKeyTest, TailCandidatesAreCheckedByNameValueAndLimit) {
+  const TailCandidate good{*BlockKey::FromBytes("k"), 63, 1u << 31};
+  const auto says = [](absl::Span<const TailCandidate> tails) {
+    return std::string(CheckTailCandidates(tails, 64).message());
+  };
+  EXPECT_TRUE(CheckTailCandidates({}, 64).ok());
+  EXPECT_TRUE(CheckTailCandidates(std::vector<TailCandidate>(kTailCandidatesMax, good), 64).ok());
+  EXPECT_EQ(says(std::vector<TailCandidate>(kTailCandidatesMax + 1, good)),
+            "1025 tail candidates in one lookup: at most 1024");
+  EXPECT_EQ(says({good, {BlockKey(), 1, 0}}), "tail candidate 1: key of 0 bytes: want 1 to 64");
+  EXPECT_EQ(says({{good.key, 0, 0}}), "tail candidate 0: token_count 0, want 1 to 63");
+  EXPECT_EQ(says({{good.key, 64, 0}}), "tail candidate 0: token_count 64, want 1 to 63");
 }
 
 }  // namespace

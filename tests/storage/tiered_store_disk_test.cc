@@ -55,7 +55,7 @@ TEST_F(TieredStoreDiskTest, NamespacesAndBlocksAreKnownAfterARestart) {
   ASSERT_TRUE(info.ok());
   EXPECT_EQ(info->spec, Spec());
   space_ = info->id;
-  EXPECT_EQ(store_->Lookup(space_, {Key(0), Key(1)}, false).tiers,
+  EXPECT_EQ(store_->Lookup(space_, {Key(0), Key(1)}).tiers,
             (std::vector<Tier>{Tier::kDisk, Tier::kDisk}));
   auto ref = store_->Fetch(Id(3));
   ASSERT_TRUE(ref.ok());
@@ -166,7 +166,7 @@ TEST_F(TieredStoreDiskTest, ARemovalDoesNotTakeWhatWasStoredAnew) {
   ASSERT_TRUE(Durable(1).ok());
   disk_.remove_ms = 200;
   std::thread remover([&] { EXPECT_EQ(*store_->Remove(space_, {Key(1)}), 1u); });
-  while (store_->Lookup(space_, {Key(1)}, false).hit_blocks > 0) std::this_thread::yield();
+  while (store_->Lookup(space_, {Key(1)}).hit_blocks > 0) std::this_thread::yield();
   ASSERT_TRUE(Put(Id(1), {.token_count = kTokens}, ValuesOf(2)).ok());
   EXPECT_TRUE(Durable(1).ok());
   remover.join();
@@ -235,7 +235,7 @@ TEST_F(TieredStoreDiskTest, BlocksThatTheCapDroppedAreMisses) {
   ASSERT_TRUE(GetIs(2));
   const Fingerprint fingerprint = FingerprintOf(Spec());
   disk_.Evict({DiskBlockId{fingerprint, 0, Key(1)}, DiskBlockId{fingerprint, 0, Key(2)}});
-  EXPECT_EQ(store_->Lookup(space_, {Key(1)}, false).hit_blocks, 0u);
+  EXPECT_EQ(store_->Lookup(space_, {Key(1)}).hit_blocks, 0u);
   EXPECT_TRUE(GetIs(2)) << "it is still in memory";
   EXPECT_EQ(store_->stats().evicted_blocks[2][0], 2u);
   EXPECT_EQ(*store_->Evict(Tier::kHost, std::uint64_t{1} << 40), 1u);

@@ -57,7 +57,7 @@ class TieredStoreGpuTest : public TieredStoreTest {
   }
 
   Tier TierOfBlock(std::uint64_t number) {
-    const auto found = store_->Lookup(space_, {Key(number)}, false);
+    const auto found = store_->Lookup(space_, {Key(number)});
     return found.tiers.empty() ? Tier::kPeer : found.tiers[0];
   }
   const TierStats& TierNow(Tier tier) {

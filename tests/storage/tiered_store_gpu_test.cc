@@ -498,7 +498,7 @@ TEST_F(TieredStoreGpuTest, TenantsShareNoArena) {
   // One arena each: the tenants take turns, on both tiers, and never see the other's memory.
   ASSERT_TRUE(Put({second, 0, Key(2)}, {.token_count = kTokens}, ValuesOf(2)).ok());
   Settle();
-  EXPECT_EQ(store_->Lookup(second, {Key(2)}, false).tiers, std::vector<Tier>{Tier::kHost})
+  EXPECT_EQ(store_->Lookup(second, {Key(2)}).tiers, std::vector<Tier>{Tier::kHost})
       << "the only arena on the GPU is in use";
   EXPECT_EQ(*store_->Clear(space_), 1u);
   auto ref = store_->FetchOnGpu({second, 0, Key(2)});
@@ -523,8 +523,8 @@ TEST_F(TieredStoreGpuTest, ListAndClearKnowTheTier) {
   });
   EXPECT_EQ(on_gpu, 2);
   EXPECT_EQ(in_host, 1);
-  store_->Lookup(space_, {Key(0), Key(1), Key(2)}, false);
-  const auto found = store_->Lookup(space_, {Key(0), Key(1), Key(2)}, false);
+  store_->Lookup(space_, {Key(0), Key(1), Key(2)});
+  const auto found = store_->Lookup(space_, {Key(0), Key(1), Key(2)});
   EXPECT_EQ(found.hit_blocks, 3u);
   EXPECT_EQ(store_->stats().hit_blocks[static_cast<std::size_t>(Tier::kGpu)], 4u);
   EXPECT_EQ(*store_->Clear(space_), 3u);

@@ -17,7 +17,7 @@ TEST_F(TieredStoreTest, StoredBlockIsFoundAndFetched) {
   ASSERT_TRUE(Put(1).ok());
   ASSERT_TRUE(Put(2).ok());
   const std::vector<BlockKey> keys = {Key(1), Key(2), Key(3)};
-  const TieredStore::LookupResult found = store_->Lookup(space_, keys, false);
+  const TieredStore::LookupResult found = store_->Lookup(space_, keys);
   EXPECT_EQ(found.hit_blocks, 2u);
   EXPECT_EQ(found.hit_tokens, 2u * kTokens);
   EXPECT_EQ(found.tiers, (std::vector<Tier>{Tier::kHost, Tier::kHost}));
@@ -34,7 +34,7 @@ TEST_F(TieredStoreTest, BlockIsInvisibleUntilEveryHeadIsThere) {
   ASSERT_TRUE(WriteHead(*writer, values, 0, 0).ok());
   ASSERT_TRUE(WriteHead(*writer, values, 1, 1).ok());
   ASSERT_TRUE(WriteHead(*writer, values, 1, 0).ok());
-  EXPECT_EQ(store_->Lookup(space_, {Key(1)}, false).hit_blocks, 0u);
+  EXPECT_EQ(store_->Lookup(space_, {Key(1)}).hit_blocks, 0u);
   EXPECT_EQ(store_->Fetch(Id(1)).status().code(), absl::StatusCode::kNotFound);
   auto last = WriteHead(*writer, values, 0, 1);
   ASSERT_TRUE(last.ok());
@@ -78,7 +78,7 @@ TEST_F(TieredStoreTest, NonFiniteInputIsNamedAndNothingStays) {
   EXPECT_EQ(put.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(put.message().find("V of layer 1 head 0 token 5 channel 7"), absl::string_view::npos)
       << put;
-  EXPECT_EQ(store_->Lookup(space_, {Key(1)}, false).hit_blocks, 0u);
+  EXPECT_EQ(store_->Lookup(space_, {Key(1)}).hit_blocks, 0u);
   EXPECT_EQ(HostUsedBytes(), 0u);
   ASSERT_TRUE(Put(1).ok()) << "the key must be free again";
   EXPECT_TRUE(GetIs(1));
@@ -109,9 +109,11 @@ TEST_F(TieredStoreTest, SinkBlocksAndTailsAreRaw) {
   ASSERT_TRUE(Put(Id(1), {.token_count = kTokens, .block_index = 0}, ValuesOf(1)).ok());
   ASSERT_TRUE(
       Put(Id(2), {.parent = Key(1), .token_count = kTokens, .block_index = 1}, ValuesOf(2)).ok());
-  const BlockId tail{space_, 0, TailKey(Key(2), 10)};
-  ASSERT_TRUE(
-      Put(tail, {.parent = Key(2), .token_count = 10, .block_index = 2}, ValuesOf(3, 10)).ok());
+  const BlockId tail{space_, 0, TailKey(Key(2), 10, Key(30))};
+  ASSERT_TRUE(Put(tail,
+                  {.parent = Key(2), .token_count = 10, .block_index = 2, .tail_key = Key(30)},
+                  ValuesOf(3, 10))
+                  .ok());
   const auto kind = [&](const BlockId& id) {
     auto ref = store_->Fetch(id);
     return PageView::Parse(ref->pages()[0])->slot(0).kind;
@@ -120,15 +122,65 @@ TEST_F(TieredStoreTest, SinkBlocksAndTailsAreRaw) {
   EXPECT_EQ(kind(Id(2)), SlotKind::kTile);
   EXPECT_EQ(kind(tail), SlotKind::kRaw);
 
-  const TieredStore::LookupResult found = store_->Lookup(space_, {Key(1), Key(2)}, true);
+  const std::vector<TailCandidate> wanted = {{Key(30), 9, 2}, {Key(30), 10, 2}, {Key(30), 11, 2}};
+  const TieredStore::LookupResult found = store_->Lookup(space_, {Key(1), Key(2)}, wanted);
   EXPECT_EQ(found.hit_blocks, 2u);
   EXPECT_EQ(found.tail_tokens, 10u);
   EXPECT_TRUE(found.tail_key == tail.key);
+}
 
-  // The complete block replaces its tail.
+// Sequences that go on differently after the same block, with tails of one length and of several.
+TEST_F(TieredStoreTest, ContinuationsOfOneParentHaveTailsOfTheirOwn) {
+  Open(true);
+  ASSERT_TRUE(Put(1).ok());
+  const auto put_tail = [&](std::uint64_t key, std::uint32_t tokens, std::uint64_t values) {
+    return Put({space_, 0, TailKey(Key(1), tokens, Key(key))},
+               {.parent = Key(1), .token_count = tokens, .block_index = 1, .tail_key = Key(key)},
+               ValuesOf(values, tokens));
+  };
+  ASSERT_TRUE(put_tail(20, 10, 2).ok());
+  ASSERT_TRUE(put_tail(30, 10, 3).ok());
+  ASSERT_TRUE(put_tail(31, 12, 4).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(put_tail(30, 10, 5))) << "the first bytes stay";
+  const auto expect_all = [&] {
+    const auto value_of = [&](const TieredStore::LookupResult& found) {
+      auto ref = store_->Fetch({space_, 0, found.tail_key});
+      EXPECT_TRUE(ref.ok()) << ref.status();
+      if (!ref.ok()) return Values();
+      const auto* first = reinterpret_cast<const std::uint16_t*>(
+          PageView::Parse(ref->pages()[0])->contents(0).data());
+      return Values(first, first + std::size_t{2} * ref->token_count() * kDim);
+    };
+    const auto head = [&](std::uint64_t values, std::uint32_t tokens) {
+      const Values all = ValuesOf(values, tokens);
+      return Values(all.begin(), all.begin() + std::ptrdiff_t{2} * tokens * kDim);
+    };
+    const auto look = [&](std::vector<TailCandidate> tails) {
+      return store_->Lookup(space_, {Key(1), Key(9)}, tails);
+    };
+    EXPECT_TRUE(value_of(look({{Key(20), 10, 1}})) == head(2, 10));
+    EXPECT_TRUE(value_of(look({{Key(30), 10, 1}})) == head(3, 10));
+    // The longest counts, wherever it stands.
+    const auto longest = look({{Key(30), 10, 1}, {Key(31), 12, 1}, {Key(20), 10, 1}});
+    EXPECT_EQ(longest.tail_tokens, 12u);
+    EXPECT_TRUE(value_of(longest) == head(4, 12));
+    // What nobody stored: another length, another place, another continuation.
+    EXPECT_EQ(look({{Key(30), 11, 1}}).tail_tokens, 0u);
+    EXPECT_EQ(look({{Key(30), 10, 0}, {Key(30), 10, 2}}).tail_tokens, 0u);
+    EXPECT_EQ(look({{Key(40), 10, 1}}).tail_tokens, 0u);
+  };
+  expect_all();
+  // One of them becomes a whole block. Which tails it began with is not in their keys: all stay.
   ASSERT_TRUE(
-      Put(Id(3), {.parent = Key(2), .token_count = kTokens, .block_index = 2}, ValuesOf(3)).ok());
-  EXPECT_EQ(store_->Fetch(tail).status().code(), absl::StatusCode::kNotFound);
+      Put(Id(9), {.parent = Key(1), .token_count = kTokens, .block_index = 1}, ValuesOf(2)).ok());
+  EXPECT_EQ(store_->Lookup(space_, {Key(1), Key(9)}, {{Key(20), 10, 1}}).tail_tokens, 0u)
+      << "behind the hit blocks there is none";
+  EXPECT_EQ(store_->Lookup(space_, {Key(1)}, {{Key(20), 10, 1}}).tail_tokens, 10u);
+  ASSERT_TRUE(store_->Remove(space_, {Key(9)}).ok());
+  ASSERT_TRUE(store_->Flush().ok());
+  store_.reset();
+  Open(true);
+  expect_all();
 }
 
 TEST_F(TieredStoreTest, BadRequestsNameValueAndLimit) {
@@ -142,6 +194,13 @@ TEST_F(TieredStoreTest, BadRequestsNameValueAndLimit) {
             std::string::npos);
   EXPECT_NE(message(Id(1), {.token_count = 0}).find("token_count 0"), std::string::npos);
   EXPECT_NE(message(Id(1), {.token_count = 5}).find("tail"), std::string::npos);
+  EXPECT_NE(
+      message({space_, 0, TailKey(BlockKey(), 5, BlockKey())}, {.token_count = 5}).find("key"),
+      std::string::npos);
+  EXPECT_NE(
+      message({space_, 0, TailKey(BlockKey(), 5, Key(1))}, {.token_count = 5, .tail_key = Key(2)})
+          .find("key"),
+      std::string::npos);
   EXPECT_NE(message({space_, 1, Key(1)}, {.token_count = 64}).find("layer group 1"),
             std::string::npos);
   EXPECT_NE(message({99, 0, Key(1)}, {.token_count = 64}).find("namespace 99"), std::string::npos);
@@ -258,7 +317,7 @@ TEST_F(TieredStoreTest, RemovedBlockIsHiddenNowAndFreedWithItsLastReference) {
   ASSERT_TRUE(held.ok());
   EXPECT_EQ(*store_->Remove(space_, {Key(1)}), 1u);
   EXPECT_EQ(*store_->Remove(space_, {Key(1)}), 0u);
-  EXPECT_EQ(store_->Lookup(space_, {Key(1)}, false).hit_blocks, 0u);
+  EXPECT_EQ(store_->Lookup(space_, {Key(1)}).hit_blocks, 0u);
   EXPECT_TRUE(Holds(*held, 1));
   EXPECT_EQ(HostUsedBytes(), block_bytes);
   // The key is free for a new block while the old bytes are still read.
@@ -280,8 +339,8 @@ TEST_F(TieredStoreTest, ClearTakesOneNamespaceOnly) {
     ASSERT_TRUE(Put({second, 0, Key(i)}, {.token_count = kTokens}, ValuesOf(i)).ok());
   }
   EXPECT_EQ(*store_->Clear(space_), 10u);
-  EXPECT_EQ(store_->Lookup(space_, {Key(0)}, false).hit_blocks, 0u);
-  EXPECT_EQ(store_->Lookup(second, {Key(0), Key(1)}, false).hit_blocks, 2u);
+  EXPECT_EQ(store_->Lookup(space_, {Key(0)}).hit_blocks, 0u);
+  EXPECT_EQ(store_->Lookup(second, {Key(0), Key(1)}).hit_blocks, 2u);
 }
 
 TEST_F(TieredStoreTest, StaleAssemblyIsGivenUpAndItsKeyIsFree) {
@@ -356,16 +415,14 @@ TEST_F(TieredStoreTest, WindowGroupNeedsOnlyItsLastBlocks) {
   for (std::uint64_t i = 0; i < 6; ++i) put(0, i);
   std::vector<BlockKey> keys;
   for (std::uint64_t i = 0; i < 6; ++i) keys.push_back(Key(i));
-  EXPECT_EQ(store_->Lookup(space_, keys, false).hit_blocks, 0u) << "no window block at all";
+  EXPECT_EQ(store_->Lookup(space_, keys).hit_blocks, 0u) << "no window block at all";
   put(1, 2);
   put(1, 3);
-  EXPECT_EQ(store_->Lookup(space_, keys, false).hit_blocks, 4u)
-      << "blocks 2 and 3 are the window of 4";
+  EXPECT_EQ(store_->Lookup(space_, keys).hit_blocks, 4u) << "blocks 2 and 3 are the window of 4";
   put(1, 5);
-  EXPECT_EQ(store_->Lookup(space_, keys, false).hit_blocks, 4u)
-      << "block 4 is missing in the window of 6";
+  EXPECT_EQ(store_->Lookup(space_, keys).hit_blocks, 4u) << "block 4 is missing in the window of 6";
   put(1, 4);
-  EXPECT_EQ(store_->Lookup(space_, keys, false).hit_blocks, 6u);
+  EXPECT_EQ(store_->Lookup(space_, keys).hit_blocks, 6u);
 }
 
 // What a reader in another process is told, read as it reads it.
@@ -423,9 +480,9 @@ TEST_F(TieredStoreTest, StatsCountEachEventOnce) {
   ASSERT_TRUE(Put(1).ok());
   ASSERT_TRUE(Put(2).ok());
   ASSERT_FALSE(Put(1).ok());
-  store_->Lookup(space_, {Key(1), Key(2)}, false);
-  store_->Lookup(space_, {Key(1), Key(3)}, false);
-  store_->Lookup(space_, {Key(3)}, false);
+  store_->Lookup(space_, {Key(1), Key(2)});
+  store_->Lookup(space_, {Key(1), Key(3)});
+  store_->Lookup(space_, {Key(3)});
   ASSERT_TRUE(store_->Fetch(Id(1)).ok());
   ASSERT_FALSE(store_->Fetch(Id(3)).ok());
   const StoreStats stats = store_->stats();

@@ -23,7 +23,7 @@ from kvmill._mapped import HeadKind, Mapped, MappedBlock, MappedHead
 from kvmill._types import (Attention, Block, DataPath, DType, EncodeIn, EngineElement, EngineGeometry, EngineLayers,
                            EnginePlace, EngineRegion, FetchedBlock, FetchResult, Frame, LayerGroup, LookupResult, Namespace,
                            NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
-                           Tier, TierUsage)
+                           Tail, Tier, TierUsage)
 
 __all__ = [
     "AbortedError", "AsyncClient", "Attention", "Block", "CallCancelledError", "Client", "Code", "DLPack", "DType",
@@ -31,14 +31,19 @@ __all__ = [
     "EnginePlace", "EngineRegion", "Error", "FailedPreconditionError", "FetchResult", "FetchedBlock", "Frame", "HeadKind",
     "InvalidArgumentError", "LayerGroup", "LookupResult", "Mapped", "MappedBlock", "MappedHead", "Namespace",
     "NamespaceSpec", "NotFoundError", "Outcome", "Paged", "ResourceExhaustedError", "SessionEvent", "SessionEventKind",
-    "Stat", "StoreResult", "StoredBlock", "Tier", "TierUsage", "UnavailableError", "tail_key"]
+    "Stat", "StoreResult", "StoredBlock", "Tail", "Tier", "TierUsage", "UnavailableError", "tail_key"]
 
 __version__ = _native.version()
 
 
-def tail_key(parent: bytes, token_count: int) -> bytes:
-    """Key of an unfinished last block of `token_count` tokens; `parent` is the block before it, b"" for none."""
-    return _native.tail_key(parent, token_count)
+def tail_key(parent: bytes, token_count: int, key: bytes) -> bytes:
+    """What an unfinished last block of `token_count` tokens is stored under.
+
+    Args:
+        parent: Key of the block before it; b"" for none.
+        key: The engine's hash of its tokens and all before them, as given when it was stored.
+    """
+    return _native.tail_key(parent, token_count, key)
 
 
 class DLPack:

@@ -11,7 +11,7 @@ from kvmill._errors import Error, error_of
 from kvmill._mapped import Mapped, native_of
 from kvmill._types import (Block, EngineGeometry, EnginePlace, FetchedBlock, FetchResult, Frame, KV, LookupResult, Namespace,
                            NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
-                           Tier, TierUsage)
+                           Tail, Tier, TierUsage)
 
 T = TypeVar("T")
 
@@ -101,9 +101,10 @@ def find_namespace(client: _native.Client, name: str, timeout: Optional[float]) 
     return Call(lambda queue: client.find_namespace(queue, name, milliseconds(timeout)), Namespace)
 
 
-def lookup(client: _native.Client, ns: Namespace, keys: Sequence[bytes], find_tail: bool,
+def lookup(client: _native.Client, ns: Namespace, keys: Sequence[bytes], tails: Iterable[Tail],
            timeout: Optional[float]) -> Call[LookupResult]:
-    return Call(lambda queue: client.lookup(queue, _of(ns), keys, find_tail, milliseconds(timeout)), _lookup_result)
+    rows = [(tail.key, tail.token_count, tail.block_index) for tail in tails]
+    return Call(lambda queue: client.lookup(queue, _of(ns), keys, rows, milliseconds(timeout)), _lookup_result)
 
 
 def store(client: _native.Client, ns: Namespace, blocks: Iterable[Block], wait_durable: bool, head_begin: int,

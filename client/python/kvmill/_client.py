@@ -7,14 +7,14 @@ import collections
 import os
 import time
 import weakref
-from typing import Any, AsyncIterator, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from kvmill import _calls, _native
 from kvmill._calls import Call
 from kvmill._errors import Code, FailedPreconditionError
 from kvmill._mapped import Mapped
 from kvmill._types import (Block, DataPath, EncodeIn, EngineGeometry, FetchResult, Frame, LookupResult, Namespace,
-                           NamespaceSpec, SessionEvent, Stat, StoreResult)
+                           NamespaceSpec, SessionEvent, Stat, StoreResult, Tail)
 
 T = TypeVar("T")
 
@@ -118,10 +118,10 @@ class Client(_Base):
         """One that was registered before. NotFoundError."""
         return self._run(_calls.find_namespace(self._native, name, timeout))
 
-    def lookup(self, ns: Namespace, keys: Sequence[bytes], *, find_tail: bool = False,
+    def lookup(self, ns: Namespace, keys: Sequence[bytes], *, tails: Iterable[Tail] = (),
                timeout: Optional[float] = None) -> LookupResult:
-        """How many of the first keys are there; with `find_tail` also a tail behind them."""
-        return self._run(_calls.lookup(self._native, ns, keys, find_tail, timeout))
+        """How many of the first keys are there, and which of `tails` is there behind them."""
+        return self._run(_calls.lookup(self._native, ns, keys, tails, timeout))
 
     def store(self, ns: Namespace, blocks: Sequence[Block], *, wait_durable: bool = False, head_begin: int = 0,
               head_count: int = 0, timeout: Optional[float] = None) -> StoreResult:
@@ -301,10 +301,10 @@ class AsyncClient(_Base):
         """As Client.find_namespace."""
         return await self._run(_calls.find_namespace(self._native, name, timeout))
 
-    async def lookup(self, ns: Namespace, keys: Sequence[bytes], *, find_tail: bool = False,
+    async def lookup(self, ns: Namespace, keys: Sequence[bytes], *, tails: Iterable[Tail] = (),
                      timeout: Optional[float] = None) -> LookupResult:
         """As Client.lookup."""
-        return await self._run(_calls.lookup(self._native, ns, keys, find_tail, timeout))
+        return await self._run(_calls.lookup(self._native, ns, keys, tails, timeout))
 
     async def store(self, ns: Namespace, blocks: Sequence[Block], *, wait_durable: bool = False, head_begin: int = 0,
                     head_count: int = 0, timeout: Optional[float] = None) -> StoreResult:

@@ -210,7 +210,7 @@ class Block:
     """A block to be stored.
 
     Attributes:
-        key: 1 to 64 bytes: the engine's hash of its tokens and all before them. Ignored for a tail.
+        key: 1 to 64 bytes: the engine's hash of its tokens and all before them, also of a tail.
         layers: One per layer of the namespace: (k, v), or records.
         parent: Key of the block before it; empty for the first.
         token_count: Less than block_tokens for a tail; None: block_tokens.
@@ -288,12 +288,29 @@ class EngineGeometry:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tail:
+    """An unfinished last block that would be of use if it were stored.
+
+    Attributes:
+        key: The engine's hash of its tokens and all before them.
+        token_count: Less than block_tokens.
+        block_index: Position in its sequence: so many whole blocks are before it. Counts when all of them are there,
+            and the next is not.
+    """
+
+    key: bytes
+    token_count: int
+    block_index: int
+
+
+@dataclasses.dataclass(frozen=True)
 class LookupResult:
     """Attributes:
         hit_blocks: Length of the longest available prefix of the keys.
         hit_tokens: Of those blocks, the tail not counted.
         tiers: Per hit block the slowest over its layer groups.
-        tail_tokens: 0: no tail.
+        tail_tokens: Of the longest tail asked for that is there; 0: none.
+        tail_key: What it is stored under: for fetch and remove.
     """
 
     hit_blocks: int

@@ -64,11 +64,13 @@ TEST_F(Arguments, NullIsRefusedEverywhere) {
       kvmill_find_namespace(client_, "n", nullptr, nullptr, 1),
       kvmill_namespace_get_spec(nullptr, nullptr),
       kvmill_namespace_get_spec(ns, nullptr),
-      kvmill_tail_key(key, 1, nullptr),
-      kvmill_lookup(nullptr, ns, &key, 1, 0, nullptr, queue_, 1),
-      kvmill_lookup(client_, nullptr, &key, 1, 0, nullptr, queue_, 1),
-      kvmill_lookup(client_, ns, nullptr, 1, 0, nullptr, queue_, 1),
-      kvmill_lookup(client_, ns, &key, 1, 0, nullptr, nullptr, 1),
+      kvmill_tail_key(key, 1, key, nullptr),
+      kvmill_tail_key(key, 1, {nullptr, 0}, nullptr),
+      kvmill_lookup(client_, ns, &key, 1, nullptr, 1, nullptr, queue_, 1),
+      kvmill_lookup(nullptr, ns, &key, 1, nullptr, 0, nullptr, queue_, 1),
+      kvmill_lookup(client_, nullptr, &key, 1, nullptr, 0, nullptr, queue_, 1),
+      kvmill_lookup(client_, ns, nullptr, 1, nullptr, 0, nullptr, queue_, 1),
+      kvmill_lookup(client_, ns, &key, 1, nullptr, 0, nullptr, nullptr, 1),
       kvmill_store(client_, ns, nullptr, 1, nullptr, nullptr, queue_, 1),
       kvmill_store(client_, nullptr, nullptr, 0, nullptr, nullptr, queue_, 1),
       kvmill_fetch(client_, ns, &key, 1, nullptr, 2, nullptr, nullptr, queue_, 1),
@@ -243,10 +245,10 @@ TEST_F(Arguments, ValuesOutOfRangeAreNamed) {
   };
   const std::string name = "x", long_name(65, 'k'), empty;
   const kvmill_key keys[] = {Key(name), Key(long_name)};
-  says(kvmill_lookup(client_, ns, keys, 2, 0, nullptr, queue_, 1), "key 1");
+  says(kvmill_lookup(client_, ns, keys, 2, nullptr, 0, nullptr, queue_, 1), "key 1");
   const kvmill_key no_bytes = Key(empty), no_data = {nullptr, 4};
-  says(kvmill_lookup(client_, ns, &no_bytes, 1, 0, nullptr, queue_, 1), "empty");
-  says(kvmill_lookup(client_, ns, &no_data, 1, 0, nullptr, queue_, 1), "null");
+  says(kvmill_lookup(client_, ns, &no_bytes, 1, nullptr, 0, nullptr, queue_, 1), "empty");
+  says(kvmill_lookup(client_, ns, &no_data, 1, nullptr, 0, nullptr, queue_, 1), "null");
   says(kvmill_remove(client_, ns, keys, SIZE_MAX, nullptr, queue_, 1), "at most");
   auto call = Init<kvmill_call_options>();
   call.timeout_ms = UINT64_MAX;

@@ -88,7 +88,7 @@ TEST_F(Lifetimes, ADaemonThatDiesGivesOneErrorForEachCall) {
     ASSERT_EQ(
         kvmill_fetch(client_, ns, &key, 1, outputs.data(), 2, nullptr, nullptr, queue_, tag + 2),
         KVMILL_OK);
-    ASSERT_EQ(kvmill_lookup(client_, ns, &key, 1, 0, nullptr, queue_, tag + 3), KVMILL_OK);
+    ASSERT_EQ(kvmill_lookup(client_, ns, &key, 1, nullptr, 0, nullptr, queue_, tag + 3), KVMILL_OK);
   }
   EXPECT_EQ(kvmill_queue_running(queue_), 40u);
   EXPECT_EQ(kvmill_queue_destroy(queue_), KVMILL_FAILED_PRECONDITION);

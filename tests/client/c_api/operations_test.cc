@@ -96,7 +96,8 @@ TEST_F(Operations, WhatIsStoredIsFoundFetchedAndRemoved) {
 
   const std::string names[] = {"key", "missing"};
   const kvmill_key keys[] = {Key(names[0]), Key(names[1])};
-  const Outcome looked = Finish(kvmill_lookup(client_, ns, keys, 2, 1, nullptr, queue_, 3));
+  const Outcome looked =
+      Finish(kvmill_lookup(client_, ns, keys, 2, nullptr, 0, nullptr, queue_, 3));
   auto found = Init<kvmill_lookup_result>();
   ASSERT_EQ(kvmill_result_lookup(looked.result.get(), &found), KVMILL_OK) << kvmill_last_error();
   EXPECT_EQ(found.hit_blocks, 1u);
@@ -301,15 +302,35 @@ TEST_F(Operations, ATailStaysInSixteenBitsAndNeedsItsRoom) {
   kvmill_namespace* const ns = Open("tails");
   const SmallBlock block(4);
   const std::vector<kvmill_store_layer> layers = Inputs(block);
-  const kvmill_store_block tail = Block("", layers, 20);
-  Outcome outcome = Finish(kvmill_store(client_, ns, &tail, 1, nullptr, nullptr, queue_, 1));
-  ASSERT_EQ(BlockOf(outcome).code, KVMILL_OK) << BlockOf(outcome).message;
-  const Outcome looked = Finish(kvmill_lookup(client_, ns, nullptr, 0, 1, nullptr, queue_, 2));
+  // Another continuation is as long: it has a name and bytes of its own.
+  const SmallBlock other_block(5);
+  const std::vector<kvmill_store_layer> other_layers = Inputs(other_block);
+  const kvmill_store_block tails[] = {Block("other", other_layers, 20), Block("tail", layers, 20)};
+  Outcome outcome = Finish(kvmill_store(client_, ns, tails, 2, nullptr, nullptr, queue_, 1));
+  ASSERT_EQ(BlockOf(outcome, 0).code, KVMILL_OK) << BlockOf(outcome, 0).message;
+  ASSERT_EQ(BlockOf(outcome, 1).code, KVMILL_OK) << BlockOf(outcome, 1).message;
+  EXPECT_EQ(BlockOf(outcome, 1).outcome, static_cast<uint32_t>(KVMILL_BLOCK_STORED));
+  const kvmill_store_block unnamed = Block("", layers, 20);
+  EXPECT_EQ(kvmill_store(client_, ns, &unnamed, 1, nullptr, nullptr, queue_, 1), KVMILL_OK);
+  outcome = Finish(KVMILL_OK);
+  EXPECT_EQ(outcome.event.code, KVMILL_INVALID_ARGUMENT);
+  EXPECT_NE(outcome.message().find("a tail needs one as well"), std::string::npos)
+      << outcome.message();
+
+  const std::string name = "tail", absent = "absent";
+  std::vector<kvmill_tail> wanted(3, Init<kvmill_tail>());
+  wanted[0].key = wanted[1].key = Key(name);
+  wanted[0].token_count = 19;
+  wanted[1].token_count = 20;
+  wanted[2].key = Key(absent);
+  wanted[2].token_count = 63;
+  const Outcome looked =
+      Finish(kvmill_lookup(client_, ns, nullptr, 0, wanted.data(), 3, nullptr, queue_, 2));
   auto found = Init<kvmill_lookup_result>();
   ASSERT_EQ(kvmill_result_lookup(looked.result.get(), &found), KVMILL_OK);
   ASSERT_EQ(found.tail_tokens, 20u);
   std::uint8_t want[32];
-  ASSERT_EQ(kvmill_tail_key({nullptr, 0}, 20, want), KVMILL_OK);
+  ASSERT_EQ(kvmill_tail_key({nullptr, 0}, 20, Key(name), want), KVMILL_OK);
   ASSERT_EQ(found.tail_key.bytes, sizeof(want));
   EXPECT_EQ(memcmp(found.tail_key.data, want, sizeof(want)), 0);
 

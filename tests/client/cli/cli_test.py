@@ -494,6 +494,12 @@ class WithDaemon(Case):
                          self.kvmill("clear", "--namespace", "removal", "--json").json()["blocks"], 5)
         self.kvmill("lookup", "--namespace", "removal", "--sequence", "b", code=3)
         self.assertEqual(self.kvmill("clear", "--namespace", "removal", "--json").json(), {"blocks": 0})
+        self.put("removal", "a")
+        self.layers(1, 400, 1, 64)
+        self.put("removal", "a")  # The tail of 44 tokens is a part of a whole block now.
+        said = self.kvmill("lookup", "--namespace", "removal", "--sequence", "a", "--json").json()
+        self.assertEqual((said["hit_blocks"], said["tail_tokens"]), (3, 16))
+        self.assertEqual(self.kvmill("rm", "--namespace", "removal", "--sequence", "a", "--json").json(), {"blocks": 5})
         self.assertEqual(self.kvmill("ls", "--namespace", "removal", "--json").json(), [])
 
     def test_flush_and_evict_move_blocks_to_disk(self):

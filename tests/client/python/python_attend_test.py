@@ -66,8 +66,8 @@ class AttendTest(MapCase):
 
     def test_a_tail_is_seen_behind_the_blocks(self):
         ns = self.fill()
-        self.put(ns, b"", gaussian(9, tokens=20), parent=KEYS[-1], token_count=20, block_index=3)
-        keys = [*KEYS, kvmill.tail_key(KEYS[-1], 20)]
+        self.put(ns, b"tail", gaussian(9, tokens=20), parent=KEYS[-1], token_count=20, block_index=3)
+        keys = [*KEYS, kvmill.tail_key(KEYS[-1], 20, b"tail")]
         out = ns.empty(4)
         self.assertTrue(all(block.hit for block in self.client.fetch(ns, keys, out).blocks))
         query = np.random.default_rng(5).standard_normal((3, 2 * HEADS, HEAD_DIM)).astype(np.float32)

@@ -74,9 +74,17 @@ class OperationsTest(Case):
     def test_a_tail_comes_back_as_it_was(self):
         ns = self.open()
         layers = gaussian(2, tokens=20)
-        self.put(ns, b"", layers, token_count=20)
-        found = self.client.lookup(ns, [], find_tail=True)
-        self.assertEqual((found.tail_tokens, found.tail_key), (20, kvmill.tail_key(b"", 20)))
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "a tail needs one as well"):
+            self.put(ns, b"", layers, token_count=20)
+        for key, values in ((b"other", gaussian(3, tokens=20)), (b"tail", layers)):
+            self.assertEqual(self.put(ns, key, values, token_count=20).blocks[0].outcome, kvmill.Outcome.STORED)
+        wanted = [kvmill.Tail(b"tail", tokens, 0) for tokens in range(1, TOKENS)]
+        found = self.client.lookup(ns, [], tails=wanted)
+        self.assertEqual((found.tail_tokens, found.tail_key), (20, kvmill.tail_key(b"", 20, b"tail")))
+        self.assertEqual(self.client.lookup(ns, [], tails=wanted[:19]).tail_tokens, 0)
+        for bad in (kvmill.Tail(b"", 1, 0), kvmill.Tail(b"tail", 0, 0), kvmill.Tail(b"tail", TOKENS, 0)):
+            with self.assertRaises(kvmill.InvalidArgumentError):
+                self.client.lookup(ns, [], tails=[bad])
         out = [tuple(np.zeros_like(a) for a in layer) for layer in layers]
         fetched = self.client.fetch(ns, [found.tail_key], [out]).blocks[0]
         self.assertEqual(fetched.token_count, 20)
