@@ -497,6 +497,7 @@ void WorkerConnector::CollectLoad(Load& load) {
     // The whole call failed, or this block did, or it is not what was looked up.
     const bool ok = tokens[i].ok() && *tokens[i] == block.hashes.size();
     ++(ok ? counts_.loaded_blocks : counts_.failed_loads);
+    if (ok && block.hashes.size() < config_.shape.block_tokens) ++counts_.loaded_tails;
     if (ok || config_.fault == Fault::kIgnoresLoadErrors) continue;
     for (std::uint32_t page = block.page_begin; page < block.page_end; ++page) {
       failed_pages_.insert(block.pages[page]);

@@ -14,6 +14,7 @@ constexpr std::uint64_t kStepsMax = 20'000;
 void Add(const ConnectorCounts& part, ConnectorCounts* sum) {
   sum->loaded_blocks += part.loaded_blocks;
   sum->failed_loads += part.failed_loads;
+  sum->loaded_tails += part.loaded_tails;
   sum->stored_blocks += part.stored_blocks;
   sum->existing_blocks += part.existing_blocks;
   sum->partial_blocks += part.partial_blocks;

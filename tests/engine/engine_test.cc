@@ -126,7 +126,8 @@ class EngineTest : public testing::DaemonTest {
 };
 
 // Every layout writes what every other layout reads; fp16 and bf16; tiles, sink blocks, tails and
-// heads that a tile cannot hold; loads while the request waits, and inside the step.
+// heads that a tile cannot hold; continuations of one block whose tails are as long; loads while
+// the request waits, and inside the step.
 TEST_F(EngineTest, EveryPageOfEveryLayoutHoldsWhatItMust) {
   StartWithMetrics();
   std::uint64_t accepted = 0;
@@ -154,6 +155,10 @@ TEST_F(EngineTest, EveryPageOfEveryLayoutHoldsWhatItMust) {
     EXPECT_EQ(warm.connector.failed_loads, 0u);
     ExpectRightAndNothingLeaked(config, &store);
     EXPECT_GT(store.audited_blocks(), 0u);
+    if (config.tails) {
+      EXPECT_GT(cold.connector.loaded_tails, 0u);
+      EXPECT_GT(store.audited_rivals(), 0u);
+    }
   }
   EXPECT_GT(accepted, 0u);
   EXPECT_GT(rejected, 0u);

@@ -120,14 +120,15 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepPlan, step, last, preempted, aborted, loa
 
 struct ConnectorCounts {
   std::uint64_t loaded_blocks = 0, failed_loads = 0;
+  std::uint64_t loaded_tails = 0;  // Of the loaded blocks.
   std::uint64_t stored_blocks = 0, existing_blocks = 0, partial_blocks = 0;
   std::uint64_t refused_blocks = 0;  // RESOURCE_EXHAUSTED.
   std::uint64_t failed_saves = 0;
   std::uint64_t calls_started = 0, calls_done = 0;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ConnectorCounts, loaded_blocks, failed_loads, stored_blocks,
-                                   existing_blocks, partial_blocks, refused_blocks, failed_saves,
-                                   calls_started, calls_done)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ConnectorCounts, loaded_blocks, failed_loads, loaded_tails,
+                                   stored_blocks, existing_blocks, partial_blocks, refused_blocks,
+                                   failed_saves, calls_started, calls_done)
 
 struct StepReport {
   std::vector<std::uint64_t> loaded;  // Orders that are over, well or badly.

@@ -8,6 +8,30 @@
 
 namespace kvmill::engine {
 
+namespace {
+
+// Enough for the requests before to end, and their tails to be stored.
+constexpr std::uint64_t kLateSteps = 80;
+
+// So short that the answer ends in the block in which the prompt does.
+void EndInOneBlock(std::uint32_t block_tokens, Request* request) {
+  while ((request->prompt.size() - 1) % block_tokens + request->output_tokens >= block_tokens) {
+    request->prompt.pop_back();
+  }
+}
+
+// What the model answers.
+void AppendAnswer(const Request& before, std::vector<std::uint32_t>* prompt) {
+  std::uint64_t hash = 0;
+  for (const std::uint32_t token : *prompt) hash = Extend(hash, token);
+  for (std::uint32_t t = 0; t < before.output_tokens; ++t) {
+    prompt->push_back(NextToken(hash));
+    hash = Extend(hash, prompt->back());
+  }
+}
+
+}  // namespace
+
 std::vector<Request> MakeRequests(const EngineConfig& config) {
   std::mt19937_64 random(config.seed);
   const auto between = [&random](std::uint32_t low, std::uint32_t high) {
@@ -19,36 +43,49 @@ std::vector<Request> MakeRequests(const EngineConfig& config) {
   std::vector<std::vector<std::uint32_t>> system_prompts(3);
   for (auto& prompt : system_prompts) append(&prompt, between(40, 150));
   std::vector<Request> requests;
+  // With tails: pairs of requests that part with the last token of the prompt, and leave tails of
+  // one length behind one parent. The last quarter are later turns of these.
+  std::vector<std::size_t> twins;
+  const std::uint32_t late_begin =
+      config.request_count - (config.tails ? config.request_count / 4 : 0);
   std::uint64_t arrival = 1;
   for (std::uint32_t i = 0; i < config.request_count; ++i) {
     Request request;
     request.id = i + 1;
+    if (config.tails && i == late_begin) arrival += kLateSteps;
     request.arrival = arrival;
     arrival += random() % (2 * config.arrival_steps + 1);
     request.output_tokens = between(3, config.output_tokens_max);
+    if (i >= late_begin && !twins.empty()) {
+      const Request& before = requests[twins[i % twins.size()]];
+      request.prompt = before.prompt;
+      AppendAnswer(before, &request.prompt);
+      append(&request.prompt, 20);
+      requests.push_back(std::move(request));
+      continue;
+    }
+    if (config.tails && i % 6 == 5) {
+      Request& first = requests.back();
+      first.abort = 0;
+      EndInOneBlock(config.shape.block_tokens, &first);
+      request.prompt = first.prompt;
+      request.prompt.back() = (request.prompt.back() + 1) % 50'000;
+      request.output_tokens = first.output_tokens;
+      twins.insert(twins.end(), {requests.size() - 1, requests.size()});
+      requests.push_back(std::move(request));
+      continue;
+    }
     const bool again = !requests.empty() && random() % 4 == 0;
     const Request* before = again ? &requests[random() % requests.size()] : nullptr;
     if (before != nullptr && before->prompt.size() < 300) {
       request.prompt = before->prompt;
       if (config.tails) {  // The next turn: after the answer, more of the user's words.
-        std::uint64_t hash = 0;
-        for (const std::uint32_t token : request.prompt) hash = Extend(hash, token);
-        for (std::uint32_t t = 0; t < before->output_tokens; ++t) {
-          request.prompt.push_back(NextToken(hash));
-          hash = Extend(hash, request.prompt.back());
-        }
-        // The same words whoever asks: what follows a prefix is a function of the prefix, so the
-        // tails of one conversation never disagree.
-        for (std::uint32_t t = 0; t < 20; ++t) {
-          request.prompt.push_back(NextToken(hash));
-          hash = Extend(hash, request.prompt.back());
-        }
+        AppendAnswer(*before, &request.prompt);
+        append(&request.prompt, 20);
       }
     } else {
-      if (!config.tails) request.prompt = system_prompts[random() % system_prompts.size()];
-      // A tail is named by its parent and its length, not by its tokens: only because no two
-      // conversations share a block, and each has one, can they leave tails at all.
-      append(&request.prompt, between(config.tails ? 130 : 10, 160));
+      request.prompt = system_prompts[random() % system_prompts.size()];
+      append(&request.prompt, between(10, 160));
     }
     if (random() % 100 < config.abort_percent) request.abort = request.arrival + between(1, 25);
     requests.push_back(std::move(request));

@@ -27,7 +27,8 @@ struct Request {
 };
 
 // The requests of a seed, by arrival: shared system prompts, repeated prompts, and with `tails`
-// conversations, in which each turn begins with all of the turns before.
+// conversations, in which each turn begins with all of the turns before, and pairs of them that go
+// on differently after the same block.
 std::vector<Request> MakeRequests(const EngineConfig& config);
 
 struct SchedulerCounts {

@@ -136,6 +136,7 @@ void StoreModel::Allow(std::uint64_t request, const std::vector<std::uint64_t>& 
   const BlockKey own = KeyOf(hashes[end - 1]);
   const BlockKey parent = begin == 0 ? BlockKey() : KeyOf(hashes[begin - 1]);
   const BlockKey key = tail ? TailKey(parent, end - begin, own) : own;
+  block.parent = begin == 0 ? 0 : hashes[begin - 1];
   blocks_.emplace(std::string(key.view()), std::move(block));
 }
 
@@ -196,7 +197,8 @@ std::vector<std::string> StoreModel::Audit(Client& client, const ClientNamespace
     wrong.push_back(absl::StrCat("Fetch: ", fetched.status().ToString()));
     return wrong;
   }
-  audited_blocks_ = 0;
+  audited_blocks_ = audited_rivals_ = 0;
+  std::map<std::pair<std::uint64_t, std::size_t>, std::size_t> tails;  // Of one parent and length.
   for (std::size_t i = 0; i < keys.size(); ++i) {
     // It may have been evicted since it was listed; anything else is a fault.
     const FetchBlockResult& block = fetched->blocks[i];
@@ -208,6 +210,8 @@ std::vector<std::string> StoreModel::Audit(Client& client, const ClientNamespace
                                    " tokens, want ", blocks[i]->hashes.size()));
     }
     ++audited_blocks_;
+    const std::size_t tokens = blocks[i]->hashes.size();
+    if (tokens < shape_.block_tokens && ++tails[{blocks[i]->parent, tokens}] > 1) ++audited_rivals_;
   }
   wrong.insert(wrong.end(), comparer.wrong.begin(), comparer.wrong.end());
   return wrong;

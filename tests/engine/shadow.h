@@ -71,12 +71,15 @@ class StoreModel {
   std::vector<std::string> Audit(Client& client, const ClientNamespace& ns);
   // Blocks compared by the last Audit.
   std::size_t audited_blocks() const { return audited_blocks_; }
+  // Of these, tails that have as many tokens as another one behind the same parent.
+  std::size_t audited_rivals() const { return audited_rivals_; }
   std::vector<BlockKey> keys() const;
 
  private:
   struct Block {
     std::uint64_t request = 0;
     std::uint32_t begin = 0;
+    std::uint64_t parent = 0;  // Prefix hash before it; 0: none.
     bool raw = false;
     std::vector<std::uint64_t> hashes;
   };
@@ -86,6 +89,7 @@ class StoreModel {
   Shadow shadow_;
   std::map<std::string, Block> blocks_;  // By key. The first entry stays, as in the store.
   std::size_t audited_blocks_ = 0;
+  std::size_t audited_rivals_ = 0;
 };
 
 }  // namespace kvmill::engine

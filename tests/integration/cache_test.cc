@@ -72,6 +72,65 @@ TEST_F(CacheTest, ATailIsStoredAsItIsAndFoundAfterItsParent) {
   EXPECT_EQ(sequence.RelativeError(tail, 64, 5), 0.0);
 }
 
+// Two sequences share their first block and go on differently, for as many tokens.
+TEST_F(CacheTest, ContinuationsOfOneParentKeepTheirTailsApart) {
+  StartDurable();
+  ClientNamespace ns = Open("n", SmallSpec());
+  Sequence one(SmallSpec(), 64 + 5, 3);
+  Sequence two(SmallSpec(), 64 + 5, 4);
+  EXPECT_EQ(Put(ns, "one", one, true).blocks_stored, 2u);
+  StoreBlock other = two.Blocks("two")[1];
+  other.parent = KeyOf("one", 0);
+  const auto stored = client_->Store(ns, {&other, 1}, {.wait_durable = true});
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  ASSERT_EQ(stored->blocks[0].outcome, StoreOutcome::kStored) << stored->blocks[0].status;
+  const auto expect_both = [&] {
+    for (const auto& [name, sequence, wrong] :
+         {std::tuple("one", &one, &two), std::tuple("two", &two, &one)}) {
+      SCOPED_TRACE(name);
+      const auto hits =
+          client_->Lookup(ns, KeysOf("one", 1), {{KeyOf(name, 1), 4, 1}, {KeyOf(name, 1), 5, 1}});
+      ASSERT_TRUE(hits.ok()) << hits.status();
+      EXPECT_EQ(hits->hit_blocks, 1u);
+      ASSERT_EQ(hits->tail_tokens, 5u);
+      EXPECT_TRUE(hits->tail_key == TailKey(KeyOf("one", 0), 5, KeyOf(name, 1)));
+      const auto tail = Get(ns, {hits->tail_key});
+      ASSERT_FALSE(tail.empty());
+      EXPECT_EQ(sequence->RelativeError(tail, 64, 5), 0.0);
+      EXPECT_GT(wrong->RelativeError(tail, 64, 5), 0.5);
+    }
+    const auto third = client_->Lookup(ns, KeysOf("one", 1), {{KeyOf("three", 1), 5, 1}});
+    ASSERT_TRUE(third.ok()) << third.status();
+    EXPECT_EQ(third->tail_tokens, 0u);
+  };
+  expect_both();
+  Kill();
+  StartDurable();
+  ns = Open("n", SmallSpec());
+  expect_both();
+}
+
+TEST_F(CacheTest, TailsNeedKeysAndLookupsNameTheirLimits) {
+  Start();
+  const ClientNamespace ns = Open("n", SmallSpec());
+  Sequence sequence(SmallSpec(), 5, 3);
+  StoreBlock tail = sequence.Blocks("s")[0];
+  tail.key = BlockKey();
+  EXPECT_THAT(
+      client_->Store(ns, {&tail, 1}, {}).status().ToString(),
+      HasSubstr("block 0: no key, want 1 to 64 bytes that stand for its tokens and all before "
+                "them; a tail needs one as well"));
+  const auto says = [&](const std::vector<TailCandidate>& tails) {
+    const auto refused = client_->Lookup(ns, {}, tails);
+    EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << refused.status();
+    return std::string(refused.status().message());
+  };
+  EXPECT_THAT(says({{KeyOf("s", 0), 64, 0}}), HasSubstr("token_count 64, want 1 to 63"));
+  EXPECT_THAT(says({{BlockKey(), 5, 0}}), HasSubstr("tail candidate 0: key of 0 bytes"));
+  EXPECT_THAT(says(std::vector<TailCandidate>(kTailCandidatesMax + 1, {KeyOf("s", 0), 5, 0})),
+              HasSubstr("1025 tail candidates in one lookup: at most 1024"));
+}
+
 TEST_F(CacheTest, ScatteredAndPaddedEnginePagesGiveTheSameBlock) {
   Start();
   const ClientNamespace ns = Open("n", SmallSpec());

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -50,6 +51,11 @@ class RawStore {
 
   grpc::ClientReaderWriter<v1::StoreRequest, v1::StoreReply>& stream() { return *stream_; }
   void Cancel() { context_.TryCancel(); }
+  grpc::Status Lookup(const v1::LookupRequest& request, v1::LookupReply* reply) {
+    grpc::ClientContext context;
+    pass_.AddTo(&context);
+    return stub_->Lookup(&context, request, reply);
+  }
 
  private:
   const LocalPass pass_;
@@ -98,6 +104,51 @@ TEST_F(HostileTest, ACallerThatReadsNoReplyIsNotReadFromForEver) {
   writer.join();
   EXPECT_EQ(failed, kMessages) << "reading goes on once the replies are read";
   EXPECT_TRUE(store.stream().Finish().ok());
+}
+
+// As clients spoke before tails had keys of their own: key empty in the chunk of a tail, and
+// find_tail (field 3) in a lookup.
+TEST_F(HostileTest, ATailWithoutAKeyIsRefusedAndNothingElse) {
+  Start();
+  const NamespaceSpec spec = SmallSpec();
+  Open("n", spec);
+  const std::size_t row_bytes = 2 * 2 * RawBytes(FormatOf(spec, spec.groups[0]), 1);
+  RawStore store(socket(), "n");
+  for (const std::uint32_t tokens : {64u, 20u}) {
+    v1::StoreRequest request;
+    v1::StoreChunk& chunk = *request.mutable_chunk();
+    chunk.set_sequence(tokens);
+    if (tokens == 64) chunk.set_key("the-first-block-");
+    if (tokens < 64) chunk.set_parent("the-first-block-");
+    chunk.set_token_count(tokens);
+    chunk.set_block_index(tokens == 64 ? 0 : 1);
+    chunk.set_layer_count(2);
+    chunk.set_head_count(2);
+    chunk.set_last(true);
+    chunk.set_inline_(std::string(tokens * row_bytes, '\0'));
+    ASSERT_TRUE(store.stream().Write(request));
+  }
+  store.stream().WritesDone();
+  std::map<std::uint32_t, v1::StoreResult> results;
+  v1::StoreReply reply;
+  while (store.stream().Read(&reply)) {
+    if (reply.has_result()) results[reply.result().sequence()] = reply.result();
+  }
+  EXPECT_TRUE(store.stream().Finish().ok());
+  EXPECT_EQ(results[64].outcome(), v1::STORE_STORED) << results[64].ShortDebugString();
+  EXPECT_EQ(results[20].outcome(), v1::STORE_FAILED);
+  EXPECT_EQ(results[20].status().message(),
+            "block 20: a tail of 20 tokens without a key: want 1 to 64 bytes that stand for its "
+            "tokens and all before them");
+  v1::LookupRequest request;
+  request.mutable_namespace_()->set_name("n");
+  request.add_keys("the-first-block-");
+  ASSERT_TRUE(request.ParseFromString(request.SerializeAsString() + std::string("\x18\x01")));
+  v1::LookupReply found;
+  ASSERT_TRUE(store.Lookup(request, &found).ok());
+  EXPECT_EQ(found.hit_blocks(), 1u);
+  EXPECT_EQ(found.tail_tokens(), 0u);
+  EXPECT_EQ(client_->Stat()->blocks, 1u);
 }
 
 TEST_F(HostileTest, UnfinishedBlocksFillTheMemoryAndNeitherOthersNorTheDrainHang) {

@@ -119,6 +119,45 @@ TEST_F(MapTest, MappedPagesAreTheBytesThatAFetchBrings) {
   EXPECT_EQ(*client_->Touch(ns, keys), 6u);
 }
 
+TEST_F(MapTest, ContinuationsOfOneParentAreMappedApart) {
+  Start();
+  const ClientNamespace ns = Fill("s", 1);
+  std::vector<BlockKey> keys;
+  std::vector<std::string> values;
+  for (const std::uint32_t seed : {7u, 8u}) {
+    const std::string name = absl::StrCat("continuation", seed);
+    Sequence sequence(SmallSpec(), 64 + 20, seed);
+    StoreBlock tail = sequence.Blocks(name)[1];
+    tail.parent = KeyOf("s", 0);
+    const auto stored = client_->Store(ns, {&tail, 1}, {});
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    ASSERT_EQ(stored->blocks[0].outcome, StoreOutcome::kStored) << stored->blocks[0].status;
+    const auto found = client_->Lookup(ns, KeysOf("s", 1), {{KeyOf(name, 1), 20, 1}});
+    ASSERT_EQ(found->tail_tokens, 20u);
+    keys.push_back(found->tail_key);
+    // Layer 1, head 0: K, then V.
+    std::string& bytes = values.emplace_back();
+    for (const bool value : {false, true}) {
+      for (std::uint32_t token = 64; token < 64 + 20; ++token) {
+        const auto* row = reinterpret_cast<const char*>(&sequence.At(1, value, token, 0, 0));
+        bytes.append(row, 2 * 64);
+      }
+    }
+  }
+  const auto mapped = Map(ns, keys);
+  ASSERT_NE(mapped, nullptr);
+  for (std::size_t b = 0; b < 2; ++b) {
+    const auto page = mapped->Page(b, 0, 1);
+    ASSERT_TRUE(page.ok()) << page.status();
+    const auto contents = page->contents(0);
+    EXPECT_TRUE(std::string(reinterpret_cast<const char*>(contents.data()), contents.size()) ==
+                values[b])
+        << b;
+  }
+  EXPECT_NE(values[0], values[1]);
+  EXPECT_TRUE(mapped->Check().ok()) << mapped->Check();
+}
+
 TEST_F(MapTest, AttentionInPlaceIsThatOverPrivateCopies) {
   Start();
   const NamespaceSpec spec = SmallSpec();

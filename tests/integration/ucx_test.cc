@@ -213,6 +213,35 @@ TEST_F(UcxTest, RecordsAreThoseOfTheInlinePath) {
   }
 }
 
+TEST_F(UcxTest, ContinuationsOfOneParentKeepTheirTailsApart) {
+  StartUcx({"--data-dir", directory_ / "data", "--disk-bytes", "1GiB"});
+  const NamespaceSpec spec = SmallSpec();
+  const ClientNamespace ns = Open("n", spec);
+  const auto client = UcxClient();
+  Sequence one(spec, 64 + 9, 1), two(spec, 64 + 9, 2);
+  std::vector<StoreBlock> blocks = one.Blocks("one");
+  blocks.push_back(two.Blocks("two")[1]);
+  blocks[2].parent = KeyOf("one", 0);
+  const auto stored = client->Store(ns, blocks, {.wait_durable = true});
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->blocks_stored, 3u);
+  std::vector<BlockKey> keys;
+  for (const char* name : {"one", "two"}) {
+    const auto found = client->Lookup(ns, KeysOf("one", 1), {{KeyOf(name, 1), 9, 1}});
+    ASSERT_TRUE(found.ok()) << found.status();
+    ASSERT_EQ(found->tail_tokens, 9u);
+    keys.push_back(found->tail_key);
+  }
+  PageCollector pages, inline_pages;
+  ASSERT_TRUE(client->Fetch(ns, keys, pages).ok());
+  ASSERT_TRUE(client_->Fetch(ns, keys, inline_pages).ok());
+  EXPECT_EQ(pages.pages.size(), 2u * 2u);
+  EXPECT_TRUE(pages.pages == inline_pages.pages);
+  EXPECT_NE((pages.pages[{0, 0, 0}]), (pages.pages[{1, 0, 0}]));
+  EXPECT_EQ(one.RelativeError(Get(ns, {keys[0]}), 64, 9), 0.0);
+  EXPECT_EQ(two.RelativeError(Get(ns, {keys[1]}), 64, 9), 0.0);
+}
+
 TEST_F(UcxTest, PagesGoStraightToTheSinksMemoryAndMissesAreMisses) {
   StartUcx();
   const NamespaceSpec spec = SmallSpec();
