@@ -162,6 +162,7 @@ absl::Status CudaContext::Retain() {
         absl::StrCat(name_, ": it cannot read pinned memory by the host's address: name another"));
   }
   has_rdma_ = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
+  pins_to_read_ = attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) != 0;
   return Check("primary context", driver_.primary_context_retain(&context_, device_));
 }
 

@@ -58,6 +58,7 @@ class CudaContext {
   const std::string& name() const { return name_; }  // "cuda:0"
   const CudaDriver& driver() const { return driver_; }
   bool has_rdma() const { return has_rdma_; }
+  bool pins_to_read() const { return pins_to_read_; }  // Memory mapped to read only.
   KnownMemory& known() { return known_; }
   std::atomic<int>& alive() { return alive_; }  // Streams and events.
 
@@ -95,6 +96,7 @@ class CudaContext {
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
   bool has_rdma_ = false;
+  bool pins_to_read_ = false;
   KnownMemory known_;
   std::atomic<int> alive_{0};  // Read at the end, when whoever made them has let go.
   mutable Mutex mu_;

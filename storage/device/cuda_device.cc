@@ -60,28 +60,25 @@ class CudaDevice : public Device {
   }
 
   absl::Status Pin(absl::Span<std::byte> memory) override {
-    KVMILL_RETURN_IF_ERROR(context_->error());
-    KVMILL_RETURN_IF_ERROR(CheckMapped(context_->name(), memory));
-    // First of all, so that it is refused if it is pinned or the device's.
-    KnownMemory& known = context_->known();
-    KVMILL_RETURN_IF_ERROR(known.Add(memory.data(), memory.size(), MemoryUse::kPinned));
-    const CudaContext::Use use(*context_);
-    const absl::Status status = context_->Check(
-        "pin", cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable));
-    if (status.ok()) return status;
-    known.Remove(memory.data(), memory.size(), MemoryUse::kPinned);
-    if (!absl::IsResourceExhausted(status)) return status;
-    return absl::ResourceExhaustedError(
-        absl::StrCat(status.message(), "; ", memory.size(),
-                     " bytes, the limit of locked memory (ulimit -l) is ", MemoryLockLimit()));
+    return Register(memory, MemoryUse::kPinned, cudaHostRegisterPortable);
   }
 
-  void Unpin(absl::Span<std::byte> memory) override {
+  absl::Status PinToRead(absl::Span<const std::byte> memory) override {
+    if (!context_->pins_to_read()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          context_->name(), ": its driver cannot pin memory that may only be read; update it"));
+    }
+    return Register(memory, MemoryUse::kPinnedToRead,
+                    cudaHostRegisterPortable | cudaHostRegisterReadOnly);
+  }
+
+  void Unpin(absl::Span<const std::byte> memory) override {
     KVMILL_CHECK(IsMapped(memory));  // Pinned memory went before it was unpinned.
-    KVMILL_CHECK(context_->known().Remove(memory.data(), memory.size(), MemoryUse::kPinned));
+    KVMILL_CHECK(context_->known().RemovePinned(memory.data(), memory.size()));
     const CudaContext::Use use(*context_);
     // What can fail here is a broken context, which ends with the process.
-    context_->Check("unpin", cudaHostUnregister(memory.data())).IgnoreError();
+    context_->Check("unpin", cudaHostUnregister(const_cast<std::byte*>(memory.data())))
+        .IgnoreError();
   }
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {
@@ -100,6 +97,24 @@ class CudaDevice : public Device {
  private:
   CudaDevice(std::unique_ptr<CudaContext> context, DeviceInfo info)
       : context_(std::move(context)), info_(std::move(info)) {}
+
+  absl::Status Register(absl::Span<const std::byte> memory, MemoryUse memory_use, unsigned flags) {
+    KVMILL_RETURN_IF_ERROR(context_->error());
+    KVMILL_RETURN_IF_ERROR(CheckMapped(context_->name(), memory));
+    // First of all, so that it is refused if it is pinned or the device's.
+    KnownMemory& known = context_->known();
+    KVMILL_RETURN_IF_ERROR(known.Add(memory.data(), memory.size(), memory_use));
+    const CudaContext::Use use(*context_);
+    // The runtime takes no pointer to const, and writes nothing.
+    const absl::Status status = context_->Check(
+        "pin", cudaHostRegister(const_cast<std::byte*>(memory.data()), memory.size(), flags));
+    if (status.ok()) return status;
+    known.Remove(memory.data(), memory.size(), memory_use);
+    if (!absl::IsResourceExhausted(status)) return status;
+    return absl::ResourceExhaustedError(
+        absl::StrCat(status.message(), "; ", memory.size(),
+                     " bytes, the limit of locked memory (ulimit -l) is ", MemoryLockLimit()));
+  }
 
   const std::unique_ptr<CudaContext> context_;
   const DeviceInfo info_;

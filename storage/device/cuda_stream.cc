@@ -87,7 +87,7 @@ absl::StatusOr<CudaStream::Place> CudaStream::PlaceOf(const void* start, std::si
   const auto begin = reinterpret_cast<std::uintptr_t>(start);
   if (range != nullptr) {
     const bool whole = begin >= range->begin && begin + bytes <= range->end;
-    if (range->use == MemoryUse::kPinned) return whole ? Place::kPinned : Place::kPageable;
+    if (IsPinned(range->use)) return whole ? Place::kPinned : Place::kPageable;
     if (whole) return Place::kDevice;
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: copy of %d bytes at %p, which leaves the device's memory",

@@ -130,7 +130,10 @@ class Device {
   // kernels may read it. RESOURCE_EXHAUSTED naming bytes and the limit. Must be undone before the
   // memory goes.
   virtual absl::Status Pin(absl::Span<std::byte> memory) = 0;
-  virtual void Unpin(absl::Span<std::byte> memory) = 0;
+  // The same for memory that the device shall only read, such as what this process has mapped to
+  // read only. FAILED_PRECONDITION where the device cannot reach memory in that way.
+  virtual absl::Status PinToRead(absl::Span<const std::byte> memory) = 0;
+  virtual void Unpin(absl::Span<const std::byte> memory) = 0;  // Of either.
 
   virtual absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() = 0;

@@ -61,9 +61,14 @@ class HostDevice : public Device {
     return state_.known.Add(memory.data(), memory.size(), MemoryUse::kPinned);
   }
 
-  void Unpin(absl::Span<std::byte> memory) override {
+  absl::Status PinToRead(absl::Span<const std::byte> memory) override {
+    KVMILL_RETURN_IF_ERROR(CheckMapped(info_.name, memory));
+    return state_.known.Add(memory.data(), memory.size(), MemoryUse::kPinnedToRead);
+  }
+
+  void Unpin(absl::Span<const std::byte> memory) override {
     KVMILL_CHECK(IsMapped(memory));  // Pinned memory went before it was unpinned.
-    KVMILL_CHECK(state_.known.Remove(memory.data(), memory.size(), MemoryUse::kPinned));
+    KVMILL_CHECK(state_.known.RemovePinned(memory.data(), memory.size()));
   }
 
   absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {

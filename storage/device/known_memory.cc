@@ -141,7 +141,7 @@ bool KnownMemory::View::Holds(const void* start, std::size_t bytes, bool written
     if (last_ >= ranges_->size() || begin < (*ranges_)[last_].begin) return false;
   }
   const Range& range = (*ranges_)[last_];
-  return bytes <= range.end - begin && !(written && range.use == MemoryUse::kImported);
+  return bytes <= range.end - begin && !(written && !MayBeWritten(range.use));
 }
 
 const KnownMemory::Range* KnownMemory::View::FindAnyOf(const void* start, std::size_t bytes) const {

@@ -24,7 +24,14 @@
 
 namespace kvmill {
 
-enum class MemoryUse : std::uint8_t { kAllocated, kImported, kPinned };
+enum class MemoryUse : std::uint8_t { kAllocated, kImported, kPinned, kPinnedToRead };
+
+constexpr bool MayBeWritten(MemoryUse use) {
+  return use == MemoryUse::kAllocated || use == MemoryUse::kPinned;
+}
+constexpr bool IsPinned(MemoryUse use) {
+  return use == MemoryUse::kPinned || use == MemoryUse::kPinnedToRead;
+}
 
 class KnownMemory {
  public:
@@ -53,6 +60,11 @@ class KnownMemory {
   absl::Status Add(const void* start, std::size_t bytes, MemoryUse use);
   // False when there is no such range.
   bool Remove(const void* start, std::size_t bytes, MemoryUse use);
+  // Of either kind of pinned memory.
+  bool RemovePinned(const void* start, std::size_t bytes) {
+    return Remove(start, bytes, MemoryUse::kPinned) ||
+           Remove(start, bytes, MemoryUse::kPinnedToRead);
+  }
   View Look() const;
   bool empty() const;
 

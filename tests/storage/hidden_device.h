@@ -69,7 +69,12 @@ class HiddenDevice : public Device {
     pinned_[memory.data()] = memory.size();
     return absl::OkStatus();
   }
-  void Unpin(absl::Span<std::byte> memory) override {
+  absl::Status PinToRead(absl::Span<const std::byte> memory) override {
+    MutexLock lock(mu_);
+    pinned_[memory.data()] = memory.size();
+    return absl::OkStatus();
+  }
+  void Unpin(absl::Span<const std::byte> memory) override {
     MutexLock lock(mu_);
     pinned_.erase(memory.data());
   }

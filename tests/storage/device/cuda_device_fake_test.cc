@@ -104,6 +104,15 @@ TEST(CudaDeviceFakeTest, PinningTooMuchNamesTheLimit) {
   device->Unpin(absl::MakeSpan(host).first(4096));
 }
 
+TEST(CudaDeviceFakeTest, ADriverThatCannotPinToReadSaysSo) {
+  fake_cuda::Boot({.pins_to_read = false});
+  const auto device = *OpenDevice("cuda:0");
+  const std::vector<std::byte> host(4096);
+  const absl::Status status = device->PinToRead(host);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cuda:0: its driver cannot pin memory"));
+}
+
 TEST(CudaDeviceFakeTest, MemoryOfAnotherGpuIsNotImported) {
   fake_cuda::Boot({.device_count = 2});
   const auto first = *OpenDevice("cuda:0");

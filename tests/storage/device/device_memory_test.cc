@@ -157,6 +157,39 @@ TEST_F(DeviceMemoryTest, WhatIsPinnedOrTheDevicesIsNotPinnedAgain) {
   munmap(gone, 4096);
 }
 
+// What another process shares to be read: generation words, for one.
+TEST_F(DeviceMemoryTest, MemoryThatMayOnlyBeReadIsPinnedToRead) {
+  constexpr std::size_t kBytes = std::size_t{1} << 16;
+  const int fd = memfd_create("shared", MFD_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(ftruncate(fd, kBytes), 0);
+  const std::uint64_t generation = 4;
+  ASSERT_EQ(pwrite(fd, &generation, sizeof(generation), 8), 8);
+  void* const mapped = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, fd, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  const absl::Span<const std::byte> words(static_cast<const std::byte*>(mapped), kBytes);
+  const auto stream = Stream();
+  const absl::Status pinned = device_->PinToRead(words);
+  ASSERT_EQ(pinned, absl::OkStatus());
+  EXPECT_EQ(device_->PinToRead(words).code(), absl::StatusCode::kInvalidArgument);
+  DeviceImage image(*device_, 4096);
+  const auto* word = reinterpret_cast<const std::uint64_t*>(words.data() + 8);
+  const GenerationCheck* checks =
+      image.Put(std::vector<GenerationCheck>{{word, generation}, {word, generation + 2}});
+  auto* changed = image.Put(std::vector<std::uint32_t>{0});
+  ASSERT_EQ(image.Upload(*stream), absl::OkStatus());
+  ASSERT_EQ(stream->CheckGenerations(checks, 2, changed), absl::OkStatus());
+  EXPECT_EQ(Download<std::uint32_t>(*stream, changed, 1), std::vector<std::uint32_t>{1});
+  // It is read, and nothing else.
+  EXPECT_EQ(Download<std::uint64_t>(*stream, word, 1), std::vector<std::uint64_t>{generation});
+  EXPECT_EQ(stream->Copy(mapped, &generation, 8).code(), absl::StatusCode::kInvalidArgument);
+  device_->Unpin(words);
+  ASSERT_EQ(device_->PinToRead(words), absl::OkStatus()) << "nothing stayed";
+  device_->Unpin(words);
+  munmap(mapped, kBytes);
+  close(fd);
+}
+
 TEST_F(DeviceMemoryTest, ImportRefusesWhatIsNoMemoryOfADevice) {
   constexpr std::size_t kBytes = std::size_t{2} << 20;
   EXPECT_EQ(device_->Import(-1, kBytes).status().code(), absl::StatusCode::kInvalidArgument);

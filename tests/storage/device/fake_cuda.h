@@ -33,6 +33,7 @@ struct Machine {
   int capability_major = 9;
   bool shares_memory = true;
   bool protects_memory = true;  // Whether device memory can be mapped to read only.
+  bool pins_to_read = true;     // Whether host memory that is mapped to read only can be pinned.
   std::size_t granularity = std::size_t{2} << 20;
   std::size_t memory_bytes = std::size_t{4} << 30;
   std::size_t locked_bytes_max = std::size_t{1} << 30;

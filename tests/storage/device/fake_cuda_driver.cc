@@ -63,6 +63,9 @@ CUresult CUDAAPI DeviceGetAttribute(int* value, CUdevice_attribute attribute, CU
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
       *value = machine.shares_memory ? 1 : 0;
       break;
+    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
+      *value = machine.pins_to_read ? 1 : 0;
+      break;
     default:
       *value = 1;
   }

@@ -1,7 +1,10 @@
 // The runtime's half of fake_cuda.h.
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "tests/storage/device/fake_cuda.h"
@@ -87,6 +90,21 @@ std::shared_ptr<Point> PointOf(cudaEvent_t event) {
 const KnownMemory::Range* RangeOf(const KnownMemory::View& view, const void* start,
                                   std::size_t bytes) {
   return view.FindAnyOf(start, bytes);
+}
+
+// Whether this process may write there.
+bool IsWritable(const void* address) {
+  std::ifstream maps("/proc/self/maps");
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long long begin = 0, end = 0;
+    char access[5] = {};
+    if (std::sscanf(line.c_str(), "%llx-%llx %4s", &begin, &end, access) == 3 && begin <= at &&
+        at < end) {
+      return access[1] == 'w';
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -408,8 +426,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   const auto* from_range = RangeOf(known, from, bytes);
   if (to_range == nullptr || from_range == nullptr) {
     Problem("cudaMemcpyAsync of pageable memory, which waits for the device");
-  } else if (to_range->use == kvmill::MemoryUse::kPinned &&
-             from_range->use == kvmill::MemoryUse::kPinned) {
+  } else if (kvmill::IsPinned(to_range->use) && kvmill::IsPinned(from_range->use)) {
     Problem("cudaMemcpyAsync within host memory, which waits for the device");
   }
   if (!known.Holds(to, bytes, true) || !known.Holds(from, bytes)) {
@@ -463,17 +480,21 @@ cudaError_t cudaFreeHost(void* memory) {
   return Answer(error);
 }
 
-cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
+cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned flags) {
   const cudaError_t error = Enter("cudaHostRegister", true);
   if (error != cudaSuccess) return Answer(error);
   State& state = Global();
+  const bool to_read = (flags & cudaHostRegisterReadOnly) != 0;
+  if (to_read && !state.machine.pins_to_read) return Answer(cudaErrorNotSupported);
+  if (!to_read && !IsWritable(memory)) return Answer(cudaErrorInvalidValue);
   std::size_t locked = bytes;
   {
     const std::lock_guard<std::mutex> lock(state.mu);
     for (const auto& [start, registered] : state.registrations) locked += registered;
     if (locked > state.machine.locked_bytes_max) return Answer(cudaErrorMemoryAllocation);
   }
-  if (!state.known.Add(memory, bytes, kvmill::MemoryUse::kPinned).ok()) {
+  const auto use = to_read ? kvmill::MemoryUse::kPinnedToRead : kvmill::MemoryUse::kPinned;
+  if (!state.known.Add(memory, bytes, use).ok()) {
     Problem("cudaHostRegister of what is registered or the device's");
     return Answer(cudaErrorHostMemoryAlreadyRegistered);
   }
@@ -491,7 +512,7 @@ cudaError_t cudaHostUnregister(void* memory) {
     state.problems.push_back("cudaHostUnregister of what is not registered");
     return cudaErrorInvalidValue;
   }
-  state.known.Remove(memory, found->second, kvmill::MemoryUse::kPinned);
+  state.known.RemovePinned(memory, found->second);
   state.registrations.erase(found);
   return Answer(error);
 }
@@ -502,9 +523,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   *attributes = {};
   const kvmill::KnownMemory::View known = Global().known.Look();
   const auto* range = RangeOf(known, pointer, 1);
-  attributes->type = range == nullptr                           ? cudaMemoryTypeUnregistered
-                     : range->use == kvmill::MemoryUse::kPinned ? cudaMemoryTypeHost
-                                                                : cudaMemoryTypeDevice;
+  attributes->type = range == nullptr               ? cudaMemoryTypeUnregistered
+                     : kvmill::IsPinned(range->use) ? cudaMemoryTypeHost
+                                                    : cudaMemoryTypeDevice;
   return cudaSuccess;
 }
 
