@@ -10,44 +10,85 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "storage/core/status_macros.h"
 
 namespace kvmill {
 
-absl::StatusOr<std::shared_ptr<const ArenaMapping>> ArenaMapping::Create(
-    const DoorClient::ArenaMemory& memory, std::uint64_t arena_bytes) {
+namespace {
+
+absl::Status WrongSize(std::uint64_t bytes, std::uint64_t want) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("arena of ", bytes, " bytes, the daemon spoke of ", want));
+}
+
+// Memory that can only be read, and that a child does not have.
+absl::StatusOr<const std::byte*> MapToRead(int fd, std::uint64_t bytes) {
   struct stat info {};
-  if (fstat(memory.fd.get(), &info) != 0) return absl::ErrnoToStatus(errno, "fstat of an arena");
-  if (arena_bytes == 0 || memory.arena_bytes != arena_bytes ||
-      static_cast<std::uint64_t>(info.st_size) != arena_bytes) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("arena of ", info.st_size, " bytes, the daemon spoke of ", arena_bytes));
+  if (fstat(fd, &info) != 0) return absl::ErrnoToStatus(errno, "fstat of an arena");
+  if (bytes == 0 || static_cast<std::uint64_t>(info.st_size) != bytes) {
+    return WrongSize(static_cast<std::uint64_t>(info.st_size), bytes);
   }
-  const int seals = fcntl(memory.fd.get(), F_GET_SEALS);
+  const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return absl::FailedPreconditionError("an arena that could shrink under its readers");
   }
-  void* data = mmap(nullptr, arena_bytes, PROT_READ, MAP_SHARED, memory.fd.get(), 0);
+  void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("mmap of an arena of ", arena_bytes, " bytes"));
+    return absl::ErrnoToStatus(errno, absl::StrCat("mmap of an arena of ", bytes, " bytes"));
   }
   // A child must not look at memory whose leases are its parent's; prompt data has no place in a
   // core file.
-  if (madvise(data, arena_bytes, MADV_DONTFORK) != 0) {
+  if (madvise(data, bytes, MADV_DONTFORK) != 0) {
     const int error = errno;
-    munmap(data, arena_bytes);
+    munmap(data, bytes);
     return absl::ErrnoToStatus(error, "madvise of an arena");
   }
-  madvise(data, arena_bytes, MADV_DONTDUMP);
-  return std::shared_ptr<const ArenaMapping>(
-      new ArenaMapping(static_cast<const std::byte*>(data), arena_bytes));
+  madvise(data, bytes, MADV_DONTDUMP);
+  return static_cast<const std::byte*>(data);
 }
 
-ArenaMapping::ArenaMapping(const std::byte* data, std::uint64_t bytes)
-    : data_(data), bytes_(bytes), pid_(getpid()) {}
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const ArenaMapping>> ArenaMapping::Create(
+    const DoorClient::ArenaMemory& memory, const MappedArenaInfo& arena) {
+  if (memory.arena_bytes != arena.arena_bytes) {
+    return WrongSize(memory.arena_bytes, arena.arena_bytes);
+  }
+  KVMILL_ASSIGN_OR_RETURN(const std::byte* mapped, MapToRead(memory.fd.get(), arena.arena_bytes));
+  return std::shared_ptr<const ArenaMapping>(new ArenaMapping(mapped, arena.arena_bytes));
+}
+
+absl::StatusOr<std::shared_ptr<const ArenaMapping>> ArenaMapping::CreateOnDevice(
+    const DoorClient::ArenaMemory& memory, const MappedArenaInfo& arena,
+    std::shared_ptr<DeviceReader> reader) {
+  if (memory.arena_bytes != arena.arena_bytes) {
+    return WrongSize(memory.arena_bytes, arena.arena_bytes);
+  }
+  if (!memory.generations.valid()) {
+    return absl::FailedPreconditionError("an arena of a GPU came without its generations");
+  }
+  KVMILL_ASSIGN_OR_RETURN(const std::byte* mapped,
+                          MapToRead(memory.generations.get(), arena.generation_bytes));
+  std::shared_ptr<ArenaMapping> mapping(new ArenaMapping(mapped, arena.generation_bytes));
+  KVMILL_ASSIGN_OR_RETURN(mapping->imported_,
+                          ImportedArena::Create(*reader, memory.fd.get(), arena.arena_bytes,
+                                                {mapped, arena.generation_bytes}));
+  mapping->data_ = mapping->imported_->address();
+  mapping->reader_ = std::move(reader);
+  return mapping;
+}
+
+ArenaMapping::ArenaMapping(const std::byte* mapped, std::uint64_t bytes)
+    : mapped_(mapped), bytes_(bytes), pid_(getpid()) {}
 
 ArenaMapping::~ArenaMapping() {
-  // In a forked child something else may lie there.
-  if (getpid() == pid_) munmap(const_cast<std::byte*>(data_), bytes_);
+  // In a forked child something else may lie there, and the device is the parent's.
+  if (getpid() != pid_) {
+    static_cast<void>(imported_.release());
+    return;
+  }
+  imported_ = nullptr;  // Which has pinned what is unmapped.
+  munmap(const_cast<std::byte*>(mapped_), bytes_);
 }
 
 ArenaMappingPtr ArenaMappings::Find(const ArenaId& id) {

@@ -269,11 +269,16 @@ enum class SessionEvent : std::uint8_t {
   kEnded = 2,          // Nothing of it is held any more: map and register again.
 };
 
+class Device;        // storage/device/device.h
 class MappedBlocks;  // client/mapped_blocks.h
 
 struct MapOptions {
   // From the moment of the call. The daemon has a limit (60 s), which its refusal names.
   absl::Duration lease = absl::Seconds(10);
+  // Other than kHost: for Client::Options::device, without which the call is FAILED_PRECONDITION.
+  // Blocks on the GPU that this device cannot have (it is another GPU, say) are FAILED_PRECONDITION
+  // each, with the reason: map those again in host memory.
+  PageMemory memory = PageMemory::kHost;
 };
 
 class Client {
@@ -287,6 +292,9 @@ class Client {
     EncodeIn encode_in = EncodeIn::kAuto;
     // That encode, and that verify what UCX brought; 0: one a core, up to 4.
     std::uint32_t encode_threads = 0;
+    // The GPU that reads blocks which Map leaves on the daemon's (storage/device/device.h). May be
+    // null. Borrowed: outlives the client and its MappedBlocks.
+    Device* device = nullptr;
     // May be null. From a thread of the library, like `done`.
     std::function<void(SessionEvent event, std::uint64_t leases)> on_session_event;
   };

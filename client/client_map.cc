@@ -42,7 +42,7 @@ Client::Impl::Impl(const ServerAddress& address, const Options& options)
     notices.ended = [say] { say(SessionEvent::kEnded, 0); };
   }
   session_ = std::make_unique<ClientSession>(*connection_, std::move(notices));
-  maps_ = std::make_unique<MapCalls>(*connection_, *session_);
+  maps_ = std::make_unique<MapCalls>(*connection_, *session_, options.device);
   pages_ = std::make_unique<PageStores>(*connection_, *session_);
   const bool links = options.path == DataPath::kUcx || (options.path == DataPath::kAuto && !local_);
   if (!links && !encodes()) return;
@@ -90,9 +90,10 @@ void Client::MapAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys
   const Deadline deadline = impl_->DeadlineOf(call);
   impl_->WithNamespace<MappedPtr>(
       ns, deadline,
-      [impl = impl_.get(), ns, keys, lease = *lease_ms, deadline](Done<MappedPtr> attempt_done) {
+      [impl = impl_.get(), ns, keys, lease = *lease_ms, memory = options.memory,
+       deadline](Done<MappedPtr> attempt_done) {
         impl->maps().Map(
-            ns, keys, lease, deadline,
+            ns, keys, lease, memory, deadline,
             [attempt_done](absl::StatusOr<std::unique_ptr<MappedBlocks::Content>> content) {
               if (!content.ok()) {
                 attempt_done(content.status());

@@ -201,6 +201,18 @@ absl::StatusOr<Tier> FromProto(v1::Tier tier) {
   return static_cast<Tier>(static_cast<int>(tier) - 1);
 }
 
+v1::PageMemory ToProto(PageMemory memory) {
+  return static_cast<v1::PageMemory>(static_cast<int>(memory));
+}
+
+absl::StatusOr<PageMemory> FromProto(v1::PageMemory memory) {
+  if (memory < v1::PAGE_MEMORY_HOST || memory > v1::PAGE_MEMORY_GPU) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("memory ", memory, ": want 0 (host), 1 (in place) or 2 (gpu)"));
+  }
+  return static_cast<PageMemory>(static_cast<int>(memory));
+}
+
 absl::StatusOr<Fingerprint> FingerprintFromBytes(absl::string_view bytes) {
   Fingerprint fingerprint{};
   if (bytes.size() != fingerprint.size()) {

@@ -32,6 +32,8 @@ absl::StatusOr<NamespaceSpec> FromProto(const v1::NamespaceSpec& spec);
 
 v1::Tier ToProto(Tier tier);
 absl::StatusOr<Tier> FromProto(v1::Tier tier);
+v1::PageMemory ToProto(PageMemory memory);
+absl::StatusOr<PageMemory> FromProto(v1::PageMemory memory);
 
 void ToProto(const EngineGeometry& geometry, v1::EngineGeometry* out);
 absl::StatusOr<EngineGeometry> FromProto(const v1::EngineGeometry& geometry);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -154,7 +155,7 @@ void DoorClient::RequestArena(std::uint64_t number, DoorArenaRequest arena, Dead
       return done(absl::InternalError("the door answered for another arena"));
     }
     if (!answer->fd.valid()) return done(absl::InternalError("the door sent no memory"));
-    done(ArenaMemory{std::move(answer->fd), got->arena_bytes});
+    done(ArenaMemory{std::move(answer->fd), got->arena_bytes, std::move(answer->more)});
   };
   Ask(number, std::move(request));
 }
@@ -331,7 +332,7 @@ void DoorClient::SendRequests(int fd) {
 
 bool DoorClient::Receive(int fd) {
   std::byte packet[kDoorMessageBytesMax];
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  alignas(cmsghdr) char control[CMSG_SPACE(kDoorDescriptorsMax * sizeof(int))];
   iovec part{packet, sizeof(packet)};
   msghdr message{};
   message.msg_iov = &part;
@@ -341,19 +342,24 @@ bool DoorClient::Receive(int fd) {
   const ssize_t bytes = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (bytes <= 0) return false;
-  OwnedFd passed;
+  // Further ones, for which there is no room, the kernel closes.
+  std::array<OwnedFd, kDoorDescriptorsMax> passed;
+  std::size_t passed_count = 0;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    int passed_fd = -1;
-    std::memcpy(&passed_fd, CMSG_DATA(c), sizeof(passed_fd));
-    passed = OwnedFd(passed_fd);
+    for (std::size_t at = CMSG_LEN(0); at + sizeof(int) <= c->cmsg_len; at += sizeof(int)) {
+      int fd_passed = -1;
+      std::memcpy(&fd_passed, reinterpret_cast<const char*>(c) + at, sizeof(fd_passed));
+      OwnedFd owned(fd_passed);
+      if (passed_count < passed.size()) passed[passed_count++] = std::move(owned);
+    }
   }
   const auto content = absl::MakeConstSpan(packet, static_cast<std::size_t>(bytes));
   const absl::StatusOr<DoorHeader> header = ParseDoorHeader(content);
   if (!header.ok()) return false;
   if (header->request == 0) return false;  // The end, or nothing that was asked for.
-  absl::StatusOr<Answer> answer =
-      Answer{std::vector<std::byte>(content.begin(), content.end()), std::move(passed)};
+  absl::StatusOr<Answer> answer = Answer{std::vector<std::byte>(content.begin(), content.end()),
+                                         std::move(passed[0]), std::move(passed[1])};
   if (header->kind == static_cast<std::uint16_t>(DoorKind::kRefusal)) {
     const absl::StatusOr<DoorRefusal> refusal = ParseDoorMessage<DoorRefusal>(content);
     if (!refusal.ok()) return false;

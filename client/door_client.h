@@ -77,6 +77,7 @@ class DoorClient {
   struct ArenaMemory {
     OwnedFd fd;
     std::uint64_t arena_bytes = 0;
+    OwnedFd generations;  // Of an arena of a GPU, whose generations are in host memory.
   };
   using GotArena = std::function<void(absl::StatusOr<ArenaMemory> memory)>;
   void RequestArena(std::uint64_t number, DoorArenaRequest request, Deadline deadline,
@@ -96,10 +97,11 @@ class DoorClient {
     Deadline deadline;
     Entered done;
   };
-  // An answer, and the descriptor that came along, if any.
+  // An answer, and the descriptors that came along, if any.
   struct Answer {
     std::vector<std::byte> packet;
     OwnedFd fd;
+    OwnedFd more;
   };
   struct Request {
     std::vector<std::byte> packet;

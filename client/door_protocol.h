@@ -1,7 +1,7 @@
 // Messages of the local door (docs/formats.md): what travels over PATH.door, one message a packet.
 //
 // A client says hello and is welcomed with a token, or refused with a reason. The welcomed then
-// asks for the memory of arenas that it has leases in, which comes as a file descriptor, and sends
+// asks for the memory of arenas that it has leases in, which comes as file descriptors, and sends
 // descriptors of memory that it registered.
 //
 // Shared by client/door_client.h and service/local_door.h. Pure functions, thread-safe. Any bytes
@@ -29,6 +29,7 @@ inline constexpr std::uint32_t kDoorMagic = 0x52444D4B;  // "KMDR" in memory.
 // Neighbours talk to each other: a later version only appends fields to a message.
 inline constexpr std::uint16_t kDoorVersion = 1;
 inline constexpr std::size_t kDoorMessageBytesMax = 512;
+inline constexpr std::size_t kDoorDescriptorsMax = 2;  // With one message.
 
 // The door of a daemon whose socket is PATH.
 inline std::string DoorPath(absl::string_view socket_path) {
@@ -40,7 +41,8 @@ enum class DoorKind : std::uint16_t {
   kWelcome = 2,       // Daemon: the answer to it.
   kRefusal = 3,       // Daemon: to anything; without a request number the connection ends.
   kArenaRequest = 4,  // Client.
-  kArena = 5,         // Daemon: the answer, with one file descriptor.
+  kArena = 5,         // Daemon: the answer, with the arena's file descriptor; of an arena of a GPU
+                      // also that of its generations, which are in host memory.
   kRegion = 6,        // Client: with one file descriptor.
   kRegionTaken = 7,   // Daemon: the answer.
 };

@@ -48,12 +48,15 @@ struct MapCalls::Call {
   ClientNamespace ns;
   std::vector<BlockKey> keys;
   std::uint32_t lease_ms = 0;
+  PageMemory memory = PageMemory::kHost;
   Deadline deadline;
   Mapped done;
   SessionPtr session;
   std::int64_t sent_nanos = 0;
   MapReplyContent content;
-  std::vector<ArenaMappingPtr> mappings;  // One for each arena of the content.
+  // One for each arena of the content; null when that is on the GPU and could not be had.
+  std::vector<ArenaMappingPtr> mappings;
+  std::vector<absl::Status> arena_status;  // Why.
 
   Mutex mu;
   std::size_t arenas_left ABSL_GUARDED_BY(mu) = 0;
@@ -61,16 +64,23 @@ struct MapCalls::Call {
 };
 
 void MapCalls::Map(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
-                   std::uint32_t lease_ms, Deadline deadline, Mapped done) {
+                   std::uint32_t lease_ms, PageMemory memory, Deadline deadline, Mapped done) {
   if (connection_.door() == nullptr) {
     done(absl::FailedPreconditionError(
         "map is for clients on the daemon's node: use its socket, or fetch"));
+    return;
+  }
+  if (memory != PageMemory::kHost && device_ == nullptr) {
+    done(absl::FailedPreconditionError(
+        "blocks on the GPU are mapped for a device, and this client was given none: set "
+        "Client::Options::device, or map host memory"));
     return;
   }
   auto call = std::make_shared<Call>();
   call->ns = ns;
   call->keys.assign(keys.begin(), keys.end());
   call->lease_ms = lease_ms;
+  call->memory = memory;
   call->deadline = deadline;
   call->done = std::move(done);
   Send(call, false);
@@ -88,6 +98,7 @@ void MapCalls::Send(const std::shared_ptr<Call>& call, bool again) {
     for (const BlockKey& key : call->keys) request.add_keys(std::string(key.view()));
     request.set_session_id(call->session->id);
     request.set_lease_ms(call->lease_ms);
+    request.set_memory(ToProto(call->memory));
     // The lease is counted from here: the daemon can only have begun later.
     call->sent_nanos = NowNanos();
     StartUnaryCall<v1::MapReply, MapReplyContent>(
@@ -115,6 +126,7 @@ void MapCalls::Send(const std::shared_ptr<Call>& call, bool again) {
 void MapCalls::GetArenas(const std::shared_ptr<Call>& call) {
   const MapReplyContent& content = call->content;
   call->mappings.resize(content.arenas.size());
+  call->arena_status.resize(content.arenas.size());
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < content.arenas.size(); ++i) {
     call->mappings[i] = mappings_.Find(content.arenas[i].id);
@@ -147,13 +159,16 @@ void MapCalls::GetArenas(const std::shared_ptr<Call>& call) {
         [this, call, i](absl::StatusOr<DoorClient::ArenaMemory> memory) {
           const MappedArenaInfo& got = call->content.arenas[i];
           absl::StatusOr<ArenaMappingPtr> mapping =
-              memory.ok() ? ArenaMapping::Create(*memory, got.arena_bytes)
+              memory.ok() ? MappingOf(*memory, got)
                           : absl::StatusOr<ArenaMappingPtr>(memory.status());
           bool last = false;
           {
             MutexLock lock(call->mu);
             if (mapping.ok()) {
               call->mappings[i] = mappings_.Add(got.id, *std::move(mapping));
+            } else if (memory.ok() && got.id.tier == Tier::kGpu) {
+              // The device's refusal: of its blocks, and not of those elsewhere.
+              call->arena_status[i] = mapping.status();
             } else if (call->failed.ok()) {
               call->failed = mapping.status();
             }
@@ -162,6 +177,44 @@ void MapCalls::GetArenas(const std::shared_ptr<Call>& call) {
           if (last) Complete(call);
         });
   }
+}
+
+absl::StatusOr<ArenaMappingPtr> MapCalls::MappingOf(const DoorClient::ArenaMemory& memory,
+                                                    const MappedArenaInfo& arena) {
+  if (arena.id.tier != Tier::kGpu) return ArenaMapping::Create(memory, arena);
+  KVMILL_ASSIGN_OR_RETURN(std::shared_ptr<DeviceReader> reader, Reader());
+  return ArenaMapping::CreateOnDevice(memory, arena, std::move(reader));
+}
+
+absl::StatusOr<std::shared_ptr<DeviceReader>> MapCalls::Reader() {
+  if (device_ == nullptr) return absl::InternalError("GPU memory that was not asked for");
+  MutexLock lock(reader_mu_);
+  if (reader_ == nullptr) {
+    KVMILL_ASSIGN_OR_RETURN(reader_, DeviceReader::Create(*device_));
+  }
+  return reader_;
+}
+
+// Blocks with pages that this process has not got, or not where it wants them, are none.
+std::vector<std::uint64_t> MapCalls::GiveUpUnreachable(Call& call) {
+  std::vector<std::uint64_t> leases;
+  MapReplyContent& content = call.content;
+  const std::size_t groups = call.ns.spec.groups.size();
+  for (std::size_t i = 0; i < content.blocks.size(); ++i) {
+    MapReplyBlock& block = content.blocks[i];
+    if (!block.status.ok()) continue;
+    const std::size_t end = block.first_page + call.ns.spec.groups[i % groups].layers.size();
+    for (std::size_t p = block.first_page; p < end && block.status.ok(); ++p) {
+      const std::uint32_t arena = content.pages[p].arena_index;
+      block.status = call.arena_status[arena];
+      if (call.memory == PageMemory::kGpu && content.arenas[arena].id.tier != Tier::kGpu) {
+        block.status =
+            absl::FailedPreconditionError("the daemon is of a version that maps host memory only");
+      }
+    }
+    if (!block.status.ok()) leases.push_back(block.lease);
+  }
+  return leases;
 }
 
 void MapCalls::Complete(const std::shared_ptr<Call>& call) {
@@ -180,6 +233,7 @@ void MapCalls::Complete(const std::shared_ptr<Call>& call) {
     call->done(failed);
     return;
   }
+  Release(call->session, GiveUpUnreachable(*call));
   auto content = std::make_unique<MappedBlocks::Content>();
   content->ns = std::move(call->ns);
   content->keys = std::move(call->keys);

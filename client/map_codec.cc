@@ -19,7 +19,8 @@ absl::Status Malformed(absl::string_view what, std::uint64_t got, std::uint64_t 
 
 }  // namespace
 
-std::uint32_t MapReplyWriter::AddArena(const ArenaId& arena, std::uint64_t arena_bytes) {
+std::uint32_t MapReplyWriter::AddArena(const ArenaId& arena, std::uint64_t arena_bytes,
+                                       std::uint64_t generation_bytes) {
   // A handful: tenants have few arenas in use, and a prefix lies in few of them.
   const auto it = std::find(arenas_.begin(), arenas_.end(), arena);
   if (it != arenas_.end()) return static_cast<std::uint32_t>(it - arenas_.begin());
@@ -29,6 +30,7 @@ std::uint32_t MapReplyWriter::AddArena(const ArenaId& arena, std::uint64_t arena
   a->set_arena(arena.arena);
   a->set_arena_epoch(arena.epoch);
   a->set_arena_bytes(arena_bytes);
+  a->set_generation_bytes(generation_bytes);
   return static_cast<std::uint32_t>(arenas_.size() - 1);
 }
 
@@ -82,6 +84,14 @@ absl::StatusOr<MapReplyContent> ReadMapReply(const v1::MapReply& reply, const Na
     arena.id.arena = a.arena();
     arena.id.epoch = a.arena_epoch();
     arena.arena_bytes = a.arena_bytes();
+    arena.generation_bytes = a.generation_bytes();
+    // The CPU cannot read a GPU's memory: whether it is one must agree.
+    const bool on_gpu = arena.id.tier == Tier::kGpu;
+    if (on_gpu != (arena.generation_bytes != 0) || (!on_gpu && arena.id.tier != Tier::kHost)) {
+      return Malformed(
+          absl::StrCat("generation_bytes of an arena of tier ", TierName(arena.id.tier)),
+          arena.generation_bytes, on_gpu ? 1 : 0);
+    }
   }
   const std::size_t entries = block_count * spec.groups.size();
   const auto failures = static_cast<std::size_t>(reply.failures_size());
@@ -149,9 +159,12 @@ absl::StatusOr<MapReplyContent> ReadMapReply(const v1::MapReply& reply, const Na
           (count - 1) * stride + page_bytes > arena_bytes - offset) {
         return Malformed("run_offset_bytes", offset, arena_bytes);
       }
-      if (generation_offset % kGenerationBytes != 0 || generation_offset > arena_bytes ||
-          count * kGenerationBytes > arena_bytes - generation_offset) {
-        return Malformed("run_generation_offset_bytes", generation_offset, arena_bytes);
+      const std::uint64_t generation_bytes = content.arenas[arena].generation_bytes != 0
+                                                 ? content.arenas[arena].generation_bytes
+                                                 : arena_bytes;
+      if (generation_offset % kGenerationBytes != 0 || generation_offset > generation_bytes ||
+          count * kGenerationBytes > generation_bytes - generation_offset) {
+        return Malformed("run_generation_offset_bytes", generation_offset, generation_bytes);
       }
       if (content.pages.size() + count > pages_max) {
         return Malformed("generations", pages_max, content.pages.size() + count);

@@ -42,7 +42,9 @@ class MapReplyWriter {
   explicit MapReplyWriter(v1::MapReply* reply) : reply_(reply) {}
 
   // Number of an arena in the reply, for the pages that follow.
-  std::uint32_t AddArena(const ArenaId& arena, std::uint64_t arena_bytes);
+  // `generation_bytes`: of the memory of its own that has the generations of a GPU's arena, else 0.
+  std::uint32_t AddArena(const ArenaId& arena, std::uint64_t arena_bytes,
+                         std::uint64_t generation_bytes = 0);
   // The next (block, layer group), which is mapped.
   void AddBlock(Tier found_in, std::uint32_t token_count, absl::Span<const PagePosition> pages);
   // ... or not.
@@ -56,6 +58,7 @@ class MapReplyWriter {
 struct MappedArenaInfo {
   ArenaId id;
   std::uint64_t arena_bytes = 0;
+  std::uint64_t generation_bytes = 0;  // 0: generations are in the arena.
 };
 
 // One (block, layer group) of a reply.

@@ -65,12 +65,54 @@ absl::Status MappedBlocks::Content::CheckLeases() const {
 
 absl::Status MappedBlocks::Content::CheckPage(std::size_t block, std::size_t page) const {
   const PagePosition& p = pages[page];
-  const std::uint64_t generation =
-      LoadGeneration(mappings[p.arena_index]->data() + p.generation_offset_bytes);
+  const std::uint64_t generation = LoadGeneration(GenerationWordOf(p));
   if (generation == p.generation) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("block ", block, ": the memory of a page has generation ",
                                          generation, ", the lease was on ", p.generation,
                                          ": it is another block's"));
+}
+
+absl::Status MappedBlocks::Content::ReadTables(absl::Span<const std::size_t> page_numbers,
+                                               std::size_t group) const {
+  DeviceReader* reader = nullptr;  // There is one device.
+  for (const std::size_t number : page_numbers) {
+    if (ReaderOf(pages[number]) != nullptr) reader = ReaderOf(pages[number]);
+  }
+  if (reader == nullptr) return absl::OkStatus();
+  const std::size_t table_bytes = PageHeaderBytes(ns.spec.groups[group].kv_heads);
+  std::vector<DeviceReader::Piece> pieces;
+  std::vector<std::pair<std::size_t, std::unique_ptr<std::byte[]>>> read;
+  {
+    MutexLock lock(tables_mu);
+    for (const std::size_t number : page_numbers) {
+      const PagePosition& page = pages[number];
+      if (ReaderOf(page) == nullptr || tables.contains(number)) continue;
+      if (page.page_bytes < table_bytes) {
+        return absl::DataLossError(
+            absl::StrCat("a page of ", page.page_bytes, " bytes: the daemon mapped another page"));
+      }
+      read.emplace_back(number, std::make_unique<std::byte[]>(table_bytes));
+      pieces.push_back({BytesOf(page).data(), {read.back().second.get(), table_bytes}});
+    }
+  }
+  if (read.empty()) return absl::OkStatus();
+  KVMILL_RETURN_IF_ERROR(reader->Read(pieces));
+  MutexLock lock(tables_mu);
+  for (auto& [number, table] : read) tables.try_emplace(number, std::move(table));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PageView> MappedBlocks::Content::ParsePage(std::size_t page_number,
+                                                          std::size_t group) const {
+  const absl::Span<const std::byte> bytes = BytesOf(pages[page_number]);
+  if (ReaderOf(pages[page_number]) == nullptr) return PageView::Parse(bytes);
+  KVMILL_RETURN_IF_ERROR(ReadTables({&page_number, 1}, group));
+  const std::byte* table = nullptr;
+  {
+    MutexLock lock(tables_mu);
+    table = tables.at(page_number).get();
+  }
+  return PageView::ParseApart({table, PageHeaderBytes(ns.spec.groups[group].kv_heads)}, bytes);
 }
 
 MappedBlocks::MappedBlocks(std::unique_ptr<Content> content) : content_(std::move(content)) {}
@@ -86,6 +128,12 @@ const ClientNamespace& MappedBlocks::name_space() const { return content_->ns; }
 std::size_t MappedBlocks::block_count() const { return content_->blocks.size(); }
 const absl::Status& MappedBlocks::status(std::size_t block) const {
   return content_->blocks[block].status;
+}
+Tier MappedBlocks::memory(std::size_t block, std::size_t group) const {
+  const Content::Entry& entry = content_->entry(block, group);
+  if (!entry.status.ok()) return Tier::kHost;
+  return content_->ReaderOf(content_->pages[entry.first_page]) == nullptr ? Tier::kHost
+                                                                          : Tier::kGpu;
 }
 Tier MappedBlocks::tier(std::size_t block) const { return content_->blocks[block].tier; }
 std::uint32_t MappedBlocks::token_count(std::size_t block) const {
@@ -105,7 +153,7 @@ absl::StatusOr<PageView> MappedBlocks::Page(std::size_t block, std::size_t group
   KVMILL_RETURN_IF_ERROR(c.CheckLeases());
   const std::size_t page = entry.first_page + layer_index;
   KVMILL_RETURN_IF_ERROR(c.CheckPage(block, page));
-  absl::StatusOr<PageView> view = PageView::Parse(c.BytesOf(c.pages[page]));
+  absl::StatusOr<PageView> view = c.ParsePage(page, group);
   // Bytes that make no sense are those of another block, unless the generation is still the same.
   if (!view.ok()) {
     FenceAfterReading();
@@ -169,39 +217,70 @@ absl::Time MappedBlocks::deadline() const {
 
 absl::Status MappedBlocks::VerifyContents() const {
   const Content& c = *content_;
+  std::vector<std::byte> copy;  // Of a page on the GPU.
   for (std::size_t block = 0; block < c.blocks.size(); ++block) {
     for (std::size_t group = 0; group < c.ns.spec.groups.size(); ++group) {
       if (!c.entry(block, group).status.ok()) continue;
       for (std::size_t layer = 0; layer < c.ns.spec.groups[group].layers.size(); ++layer) {
-        KVMILL_ASSIGN_OR_RETURN(const PageView page, Page(block, group, layer));
-        for (std::size_t head = 0; head < page.head_count(); ++head) {
-          const absl::Status whole = page.VerifySlot(head);
-          if (whole.ok()) continue;
-          FenceAfterReading();
-          KVMILL_RETURN_IF_ERROR(c.CheckPage(block, c.entry(block, group).first_page + layer));
-          return whole;
+        KVMILL_ASSIGN_OR_RETURN(PageView page, Page(block, group, layer));
+        const std::size_t number = c.entry(block, group).first_page + layer;
+        absl::Status whole;
+        if (DeviceReader* reader = c.ReaderOf(c.pages[number]); reader != nullptr) {
+          copy.resize(c.pages[number].page_bytes);
+          KVMILL_RETURN_IF_ERROR(
+              reader->Read({{c.BytesOf(c.pages[number]).data(), absl::MakeSpan(copy)}}));
+          const absl::StatusOr<PageView> copied = PageView::Parse(copy);
+          whole = copied.status();
+          if (whole.ok()) page = *copied;
         }
+        for (std::size_t head = 0; head < page.head_count() && whole.ok(); ++head) {
+          whole = page.VerifySlot(head);
+        }
+        if (whole.ok()) continue;
+        FenceAfterReading();
+        KVMILL_RETURN_IF_ERROR(c.CheckPage(block, number));
+        return whole;
       }
     }
   }
   return Check();
 }
 
+absl::StatusOr<std::vector<std::size_t>> MappedBlocks::PagesOf(std::size_t group,
+                                                               std::size_t layer_index,
+                                                               std::size_t first_block,
+                                                               std::size_t count) const {
+  const Content& c = *content_;
+  if (group >= c.ns.spec.groups.size() || first_block > c.blocks.size() ||
+      count > c.blocks.size() - first_block ||
+      layer_index >= c.ns.spec.groups[group].layers.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("blocks ", first_block, " to ",
+                                                   first_block + count, " of layer group ", group,
+                                                   ", layer ", layer_index, ": there are none"));
+  }
+  KVMILL_RETURN_IF_ERROR(c.CheckLeases());
+  std::vector<std::size_t> pages;
+  for (std::size_t b = first_block; b < first_block + count; ++b) {
+    const Content::Entry& entry = c.entry(b, group);
+    if (!entry.status.ok()) return entry.status;
+    pages.push_back(entry.first_page + layer_index);
+  }
+  return pages;
+}
+
 absl::Status FillAttentionBlocks(const MappedBlocks& mapped, std::size_t group,
                                  std::size_t layer_index, std::size_t first_block,
                                  std::size_t count, absl::Span<AttentionBlock> table) {
+  KVMILL_ASSIGN_OR_RETURN(const std::vector<std::size_t> pages,
+                          mapped.PagesOf(group, layer_index, first_block, count));
   const NamespaceSpec& spec = mapped.name_space().spec;
-  if (group >= spec.groups.size() || first_block > mapped.block_count() ||
-      count > mapped.block_count() - first_block) {
-    return absl::InvalidArgumentError(absl::StrCat("blocks ", first_block, " to ",
-                                                   first_block + count, " of layer group ", group,
-                                                   ": there are none"));
-  }
   const std::size_t heads = spec.groups[group].kv_heads;
   if (table.size() < count * heads) {
     return absl::InvalidArgumentError(
         absl::StrCat("table of ", table.size(), " entries, want ", count * heads));
   }
+  // Those on the GPU together: each would be a wait of its own.
+  KVMILL_RETURN_IF_ERROR(mapped.content_->ReadTables(pages, group));
   for (std::size_t b = 0; b < count; ++b) {
     KVMILL_ASSIGN_OR_RETURN(const PageView page, mapped.Page(first_block + b, group, layer_index));
     if (page.header().token_count != spec.block_tokens) {
@@ -221,33 +300,69 @@ absl::Status FillAttentionBlocks(const MappedBlocks& mapped, std::size_t group,
   return absl::OkStatus();
 }
 
-absl::StatusOr<MappedTail> MappedTail::Create(const MappedBlocks& mapped, std::size_t group,
-                                              std::size_t layer_index, std::size_t block) {
+absl::Status FillGenerationChecks(const MappedBlocks& mapped, std::size_t group,
+                                  std::size_t layer_index, std::size_t first_block,
+                                  std::size_t count, absl::Span<GenerationCheck> checks) {
+  KVMILL_ASSIGN_OR_RETURN(const std::vector<std::size_t> pages,
+                          mapped.PagesOf(group, layer_index, first_block, count));
+  if (checks.size() < count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("list of ", checks.size(), " checks, want ", count));
+  }
+  const MappedBlocks::Content& content = *mapped.content_;
+  for (std::size_t b = 0; b < count; ++b) {
+    const PagePosition& page = content.pages[pages[b]];
+    if (content.ReaderOf(page) == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "block ", first_block + b, " is in host memory, where a device cannot check it"));
+    }
+    checks[b].word = reinterpret_cast<const std::uint64_t*>(content.GenerationWordOf(page));
+    checks[b].expected = page.generation;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FillTailHeads(const MappedBlocks& mapped, std::size_t group, std::size_t layer_index,
+                           std::size_t block, absl::Span<const std::byte*> rows,
+                           absl::Span<TailHead> heads) {
   KVMILL_ASSIGN_OR_RETURN(const PageView page, mapped.Page(block, group, layer_index));
+  if (heads.size() < page.head_count() || rows.size() < 2 * page.head_count()) {
+    return absl::InvalidArgumentError(absl::StrCat("a tail of ", heads.size(), " heads and ",
+                                                   rows.size(), " rows, want ", page.head_count(),
+                                                   " and ", 2 * page.head_count()));
+  }
   const NamespaceSpec& spec = mapped.name_space().spec;
   const std::uint32_t tokens = page.header().token_count;
   const std::size_t row_bytes = std::size_t{2} * page.header().head_dim;
-  MappedTail tail;
-  tail.token_count_ = tokens;
-  tail.rows_.resize(2 * page.head_count());
-  tail.heads_.resize(page.head_count());
   for (std::size_t head = 0; head < page.head_count(); ++head) {
     if (page.slot(head).kind != SlotKind::kRaw) {
       return absl::InvalidArgumentError(
           absl::StrCat("block ", block, ", head ", head, " is not in 16 bits: no tail"));
     }
     const std::byte* const k = page.contents(head).data();
-    tail.rows_[2 * head] = k;
-    tail.rows_[2 * head + 1] = k + tokens * row_bytes;
+    rows[2 * head] = k;
+    rows[2 * head + 1] = k + tokens * row_bytes;
     HeadPages pages;
     pages.page_tokens = tokens;
     pages.token_stride_bytes = static_cast<std::ptrdiff_t>(row_bytes);
     pages.dtype = spec.source_dtype;
-    pages.pages = &tail.rows_[2 * head];
-    tail.heads_[head].k = pages;
-    pages.pages = &tail.rows_[2 * head + 1];
-    tail.heads_[head].v = pages;
+    pages.pages = &rows[2 * head];
+    heads[head].k = pages;
+    pages.pages = &rows[2 * head + 1];
+    heads[head].v = pages;
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MappedTail> MappedTail::Create(const MappedBlocks& mapped, std::size_t group,
+                                              std::size_t layer_index, std::size_t block) {
+  KVMILL_ASSIGN_OR_RETURN(const PageView page, mapped.Page(block, group, layer_index));
+  MappedTail tail;
+  tail.token_count_ = page.header().token_count;
+  tail.rows_.resize(2 * page.head_count());
+  tail.heads_.resize(page.head_count());
+  KVMILL_RETURN_IF_ERROR(FillTailHeads(mapped, group, layer_index, block,
+                                       absl::MakeSpan(tail.rows_), absl::MakeSpan(tail.heads_)));
   return tail;
 }
 

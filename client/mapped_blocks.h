@@ -17,6 +17,14 @@
 // daemon took the bytes in (computed when it encoded them, verified when they came from disk), and
 // nobody else can write to that memory. VerifyContents() does it all, once, for those who want it.
 //
+// Blocks on the daemon's GPU stay there when MapOptions::memory says so. Their pages are then
+// addresses for the streams of Client::Options::device, where a kernel reads them as it reads its
+// own memory, and the second look at their generations is work behind it on the same stream:
+//
+//   table, checks: FillAttentionBlocks(...), FillGenerationChecks(...);  // In pinned memory.
+//   stream->Attend(...); stream->CheckGenerations(checks, count, changed);
+//   ... Synchronize; *changed == 0 and Check() OK: what was computed counts.
+//
 // Thread-safe. The mapping lives as long as this object, whatever becomes of the client and the
 // daemon. Destroying it gives the leases back. In a forked child the memory is not there:
 // every call answers FAILED_PRECONDITION.
@@ -34,6 +42,7 @@
 #include "absl/types/span.h"
 #include "client/client.h"
 #include "kernels/attention.h"
+#include "kernels/generation_check.h"
 #include "storage/core/page_layout.h"
 
 namespace kvmill {
@@ -51,10 +60,14 @@ class MappedBlocks {
   // same.
   const absl::Status& status(std::size_t block) const;
   Tier tier(std::size_t block) const;  // Where it was found: the slowest over its layer groups.
+  // Where the pages of a layer group are: kHost, or kGpu, where only a device can read them.
+  Tier memory(std::size_t block, std::size_t group) const;
   std::uint32_t token_count(std::size_t block) const;
 
   // The page of one layer. ABORTED as Check(); DATA_LOSS when it is not the page that was asked
   // for; the block's status when it is not there. What it points to is good to read until Check().
+  // Of a page on the GPU header and slots were copied here (the first time: an error may be the
+  // device's), and contents() are addresses for its streams.
   absl::StatusOr<PageView> Page(std::size_t block, std::size_t group,
                                 std::size_t layer_index) const;
 
@@ -86,6 +99,14 @@ class MappedBlocks {
   friend class Client;
   friend class MapCalls;
   friend class MapOwner;
+  friend absl::Status FillAttentionBlocks(const MappedBlocks&, std::size_t, std::size_t,
+                                          std::size_t, std::size_t, absl::Span<AttentionBlock>);
+  friend absl::Status FillGenerationChecks(const MappedBlocks&, std::size_t, std::size_t,
+                                           std::size_t, std::size_t, absl::Span<GenerationCheck>);
+  // The pages of a layer in `count` blocks, which must be there.
+  absl::StatusOr<std::vector<std::size_t>> PagesOf(std::size_t group, std::size_t layer_index,
+                                                   std::size_t first_block,
+                                                   std::size_t count) const;
   explicit MappedBlocks(std::unique_ptr<Content> content);
   std::unique_ptr<Content> content_;
 };
@@ -98,7 +119,23 @@ absl::Status FillAttentionBlocks(const MappedBlocks& mapped, std::size_t group,
                                  std::size_t layer_index, std::size_t first_block,
                                  std::size_t count, absl::Span<AttentionBlock> table);
 
-// For AttentionSequence::tail: the heads of a tail, which is stored in 16 bits.
+// For DeviceStream::CheckGenerations behind the work that read those pages: checks[b] looks at the
+// page of block `first_block + b`. `checks` is the caller's, in memory that the device reads.
+// Errors as FillAttentionBlocks; FAILED_PRECONDITION when a block is not on the GPU. The words stay
+// where the device can read them as long as `mapped` lives.
+absl::Status FillGenerationChecks(const MappedBlocks& mapped, std::size_t group,
+                                  std::size_t layer_index, std::size_t first_block,
+                                  std::size_t count, absl::Span<GenerationCheck> checks);
+
+// For AttentionSequence::tail: the heads of a tail, which is stored in 16 bits. `rows` (two a head)
+// and `heads` are the caller's, and stay as long as `heads` is used; for a tail on the GPU both lie
+// in memory that the device reads. Errors as MappedBlocks::Page; INVALID_ARGUMENT when the block is
+// no tail or a list is too small.
+absl::Status FillTailHeads(const MappedBlocks& mapped, std::size_t group, std::size_t layer_index,
+                           std::size_t block, absl::Span<const std::byte*> rows,
+                           absl::Span<TailHead> heads);
+
+// The same with lists of its own, for the CPU.
 class MappedTail {
  public:
   // `block` is the tail's number among the mapped ones.

@@ -283,18 +283,19 @@ bool LocalDoor::SendArena(DoorClientId id, Client& client, const DoorArenaReques
   arena.tier = request.tier;
   arena.arena_bytes = memory->arena_bytes;
   iovec part{&arena, sizeof(arena)};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  const int fds[kDoorDescriptorsMax] = {memory->fd.get(), memory->generations.get()};
+  const std::size_t fd_bytes = (memory->generations.valid() ? 2 : 1) * sizeof(int);
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(fds))] = {};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = sizeof(control);
+  message.msg_controllen = CMSG_SPACE(fd_bytes);
   cmsghdr* c = CMSG_FIRSTHDR(&message);
   c->cmsg_level = SOL_SOCKET;
   c->cmsg_type = SCM_RIGHTS;
-  c->cmsg_len = CMSG_LEN(sizeof(int));
-  const int fd = memory->fd.get();
-  std::memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+  c->cmsg_len = CMSG_LEN(fd_bytes);
+  std::memcpy(CMSG_DATA(c), fds, fd_bytes);
   return sendmsg(client.fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(arena);
 }
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/convert.h"
 #include "client/map_codec.h"
 #include "service/status_grpc.h"
 #include "storage/core/status_macros.h"
@@ -37,6 +38,7 @@ absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller) {
     return absl::FailedPreconditionError(
         "map is for clients on the daemon's node: use its socket, or fetch");
   }
+  KVMILL_ASSIGN_OR_RETURN(memory_, FromProto(request_.memory()));
   KVMILL_ASSIGN_OR_RETURN(namespace_, context_.Resolve(caller_, request_.namespace_()));
   KVMILL_ASSIGN_OR_RETURN(keys_, KeysFromProto(request_.keys()));
   const std::size_t count = keys_.size() * namespace_.spec.groups.size();
@@ -50,7 +52,7 @@ absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller) {
   context_.store.Prefetch(ids);
   entries_.reserve(count);
   for (std::size_t entry = 0; entry < count; ++entry) {
-    entries_.emplace_back(context_.store.FetchFromMemory(ids[entry], FetchPath::kMap));
+    entries_.emplace_back(context_.store.FetchFromMemory(ids[entry], FetchPath::kMap, memory_));
     if (!entries_.back()->valid()) missing_.push_back(entry);
   }
   if (missing_.empty() || !context_.has_other_tiers) {
@@ -74,7 +76,9 @@ absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller) {
 void MapCall::LoadMissing() {
   for (const std::size_t entry : missing_) {
     if (cancelled_.load(std::memory_order_relaxed)) return;
-    entries_[entry] = context_.store.Fetch(IdOf(entry), FetchPath::kMap);
+    entries_[entry] = memory_ == PageMemory::kGpu
+                          ? context_.store.FetchOnGpu(IdOf(entry), FetchPath::kMap)
+                          : context_.store.Fetch(IdOf(entry), FetchPath::kMap);
   }
 }
 
@@ -101,8 +105,9 @@ absl::Status MapCall::Answer() {
       position.arena_index =
           previous != nullptr && previous->arena == page.arena && previous->tier == page.tier
               ? positions[positions.size() - 2].arena_index
-              : writer.AddArena({page.tier, page.arena, page.arena_epoch},
-                                context_.store.ArenaOf(page).bytes);
+              : writer.AddArena(
+                    {page.tier, page.arena, page.arena_epoch}, context_.store.ArenaOf(page).bytes,
+                    page.tier == Tier::kGpu ? context_.store.GenerationsOf(page).bytes : 0);
       position.page_bytes = page.page_bytes;
       position.offset_bytes = page.offset_bytes;
       position.generation = page.generation;

@@ -1,8 +1,8 @@
 // One Map call: finds or loads the blocks, leases them to the caller's session, says where they
 // lie.
 //
-// Blocks in memory are found at once, on gRPC's thread, which must not wait; when some have to come
-// from disk or the GPU the rest is a task of the I/O pool.
+// Blocks that are in the memory where the reader wants them are found at once, on gRPC's thread,
+// which must not wait; when some have to be brought there the rest is a task of the I/O pool.
 #ifndef KVMILL_SERVICE_MAP_CALL_H_
 #define KVMILL_SERVICE_MAP_CALL_H_
 
@@ -46,6 +46,7 @@ class MapCall final : public grpc::ServerUnaryReactor {
   v1::MapReply& reply_;
   Caller caller_;
   TieredStore::NamespaceInfo namespace_;
+  PageMemory memory_ = PageMemory::kHost;
   std::vector<BlockKey> keys_;
   std::vector<absl::StatusOr<BlockRef>> entries_;  // [key][layer group]
   std::vector<std::size_t> missing_;

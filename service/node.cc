@@ -57,7 +57,7 @@ constexpr int kGrpcThreadsMax = 32;  // For calls that block (Lookup, Flush, Ver
 constexpr int kStreamsPerConnection = 128;
 // Several times in a lease's grace.
 constexpr std::chrono::milliseconds kSessionTick{50};
-// Of the host tier, that may be under lease: stores need room, too.
+// Of host memory, and of the GPU's, that may be under lease: stores need room, too.
 constexpr double kLeasedShareMax = 0.75;
 // How long slices that gRPC still holds may keep the store from being destroyed.
 constexpr std::chrono::seconds kPinnedWaitMax{5};
@@ -163,6 +163,8 @@ absl::Status Node::Impl::Start() {
   SessionTable::Options session_options;
   session_options.leased_bytes_max =
       static_cast<std::uint64_t>(kLeasedShareMax * static_cast<double>(config_.host_bytes));
+  session_options.leased_gpu_bytes_max =
+      static_cast<std::uint64_t>(kLeasedShareMax * static_cast<double>(config_.gpu_bytes));
   sessions_ = std::make_unique<SessionTable>(session_options, clock_);
   session_ticker_ = std::make_unique<Ticker>(kSessionTick, [this] { sessions_->Advance(); });
   context_.reset(
@@ -368,11 +370,18 @@ absl::StatusOr<DoorClient::ArenaMemory> Node::Impl::ArenaFor(DoorClientId client
         continue;
       }
       const TieredStore::Arena arena = store_->ArenaOf(page);
-      OwnedFd fd(fcntl(arena.fd, F_DUPFD_CLOEXEC, 0));
-      if (!fd.valid()) {
-        memory = absl::ErrnoToStatus(errno, "descriptor of an arena");
+      DoorClient::ArenaMemory copy;
+      copy.arena_bytes = arena.bytes;
+      copy.fd = OwnedFd(fcntl(arena.fd, F_DUPFD_CLOEXEC, 0));
+      bool copied = copy.fd.valid();
+      if (page.tier == Tier::kGpu) {
+        copy.generations = OwnedFd(fcntl(store_->GenerationsOf(page).fd, F_DUPFD_CLOEXEC, 0));
+        copied = copied && copy.generations.valid();
+      }
+      if (copied) {
+        memory = std::move(copy);
       } else {
-        memory = DoorClient::ArenaMemory{std::move(fd), arena.bytes};
+        memory = absl::ErrnoToStatus(errno, "descriptor of an arena");
       }
       return;
     }

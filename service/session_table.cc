@@ -184,6 +184,7 @@ void SessionTable::Uncount(Session& session, const Lease& lease) {
   session.leased_bytes -= lease.bytes;
   --stats_.leases;
   stats_.leased_bytes -= lease.bytes;
+  if (lease.on_gpu) leased_gpu_bytes_ -= lease.bytes;
 }
 
 void SessionTable::Erase(Groups::iterator group) {
@@ -206,11 +207,14 @@ absl::StatusOr<LeaseId> SessionTable::Grant(const Caller& caller, const std::str
   group.held = blocks.size();
   group.leases.reserve(blocks.size());
   std::uint64_t bytes = 0;
+  std::uint64_t gpu_bytes = 0;  // Among them.
   for (BlockRef& block : blocks) {
     Lease& lease = group.leases.emplace_back();
     lease.bytes = BytesOfBlock(block);
+    lease.on_gpu = block.memory() == Tier::kGpu;
     lease.block = std::move(block);
     bytes += lease.bytes;
+    if (lease.on_gpu) gpu_bytes += lease.bytes;
   }
   MutexLock lock(mu_);  // A failure lets the blocks go after it: `group` is older.
   KVMILL_ASSIGN_OR_RETURN(Session * session, Find(caller, session_id));
@@ -222,11 +226,16 @@ absl::StatusOr<LeaseId> SessionTable::Grant(const Caller& caller, const std::str
                                                      " leases of one session and ", blocks.size(),
                                                      " more: at most ", options_.leases_max));
   }
-  if (stats_.leased_bytes + bytes > options_.leased_bytes_max) {
-    return absl::ResourceExhaustedError(absl::StrCat(stats_.leased_bytes, " bytes under lease and ",
-                                                     bytes, " more: at most ",
-                                                     options_.leased_bytes_max));
-  }
+  const auto fits = [](absl::string_view where, std::uint64_t held, std::uint64_t more,
+                       std::uint64_t max) {
+    if (more <= max && held <= max - more) return absl::OkStatus();
+    return absl::ResourceExhaustedError(
+        absl::StrCat(held, " bytes under lease ", where, " and ", more, " more: at most ", max));
+  };
+  KVMILL_RETURN_IF_ERROR(fits("in host memory", stats_.leased_bytes - leased_gpu_bytes_,
+                              bytes - gpu_bytes, options_.leased_bytes_max));
+  KVMILL_RETURN_IF_ERROR(
+      fits("on the GPU", leased_gpu_bytes_, gpu_bytes, options_.leased_gpu_bytes_max));
   if (blocks.empty()) return LeaseId{0};
   const std::int64_t deadline_nanos = clock_.MonotonicNanos() + lease_nanos;
   for (Lease& lease : group.leases) lease.deadline_nanos = deadline_nanos;
@@ -238,6 +247,7 @@ absl::StatusOr<LeaseId> SessionTable::Grant(const Caller& caller, const std::str
   session->leased_bytes += bytes;
   stats_.leases += blocks.size();
   stats_.leased_bytes += bytes;
+  leased_gpu_bytes_ += gpu_bytes;
   due_.emplace(deadline_nanos, first);
   groups_.emplace(first, std::move(group));
   return first;

@@ -69,7 +69,9 @@ class SessionTable {
     std::uint64_t shared_regions_max = 16384;
     std::uint64_t shared_regions_of_tenant_max = 4096;
     std::uint64_t shared_bytes_of_tenant_max = std::uint64_t{4} << 40;
-    std::uint64_t leased_bytes_max = ~std::uint64_t{0};  // Of all sessions together.
+    // Of all sessions together, in host memory and on the GPU.
+    std::uint64_t leased_bytes_max = ~std::uint64_t{0};
+    std::uint64_t leased_gpu_bytes_max = ~std::uint64_t{0};
     std::int64_t lease_nanos_max = 60'000'000'000;
     std::int64_t lease_grace_nanos = 250'000'000;
     std::int64_t resume_grace_nanos = 30'000'000'000;
@@ -162,6 +164,7 @@ class SessionTable {
     BlockRef block;  // Not valid: released, or let go after the expiry.
     std::int64_t deadline_nanos = 0;
     std::uint64_t bytes = 0;
+    bool on_gpu = false;
     bool expired = false;
   };
   // The leases of one Grant: numbers first, first + 1, ...
@@ -235,6 +238,7 @@ class SessionTable {
   absl::flat_hash_map<std::uint64_t, Registration> registrations_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, Shared> shared_ ABSL_GUARDED_BY(mu_);  // By tenant.
   Stats stats_ ABSL_GUARDED_BY(mu_);
+  std::uint64_t leased_gpu_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // Among stats_.leased_bytes.
 };
 
 }  // namespace kvmill

@@ -8,6 +8,7 @@
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
 #include "storage/disk_loader.h"
+#include "storage/page_copies.h"
 
 namespace kvmill {
 namespace {

@@ -36,7 +36,7 @@
 #include "storage/core/clock.h"
 #include "storage/core/mutex.h"
 #include "storage/device/device.h"
-#include "storage/device_copier.h"
+#include "storage/device/device_copier.h"
 #include "storage/memory_tiers.h"
 #include "storage/namespace_table.h"
 #include "storage/store_counters.h"

@@ -36,6 +36,7 @@
 #include "storage/core/clock.h"
 #include "storage/core/namespace.h"
 #include "storage/core/page_layout.h"
+#include "storage/core/tier.h"
 #include "storage/device/device.h"
 #include "storage/disk_store.h"
 #include "storage/eviction/policy.h"
@@ -55,7 +56,7 @@ class BlockRef {
 
   bool valid() const { return store_ != nullptr; }
   Tier tier() const { return tier_; }      // Where Fetch found it.
-  Tier memory() const { return memory_; }  // Where its pages are: kHost, or kGpu from FetchOnGpu.
+  Tier memory() const { return memory_; }  // Where its pages are: kHost or kGpu.
   std::uint32_t token_count() const { return token_count_; }
   // One a layer of the group, in the group's order. On the GPU: addresses for the device's streams.
   absl::Span<const absl::Span<const std::byte>> pages() const { return pages_; }
@@ -154,9 +155,10 @@ class TieredStore {
   // when every copy was damaged (counted, dropped). RESOURCE_EXHAUSTED: no host room to load it
   // into. `path` is what it is counted under.
   absl::StatusOr<BlockRef> Fetch(const BlockId& id, FetchPath path = FetchPath::kInline);
-  // The same for a block that is in host memory now. Not valid, and nothing counted, when it is
+  // The same for a block that is in that memory now. Not valid, and nothing counted, when it is
   // not; never blocks.
-  BlockRef FetchFromMemory(const BlockId& id, FetchPath path);
+  BlockRef FetchFromMemory(const BlockId& id, FetchPath path,
+                           PageMemory memory = PageMemory::kHost);
   // Many of these will be fetched from memory now: their entries to the cache, so that their misses
   // overlap. Changes nothing.
   void Prefetch(absl::Span<const BlockId> ids) const;

@@ -1,13 +1,19 @@
 // Blocks as readers in other processes see them.
+#include <optional>
+
 #include "storage/tiered_store_impl.h"
 
 namespace kvmill {
 
-BlockRef TieredStore::FetchFromMemory(const BlockId& id, FetchPath path) {
+BlockRef TieredStore::FetchFromMemory(const BlockId& id, FetchPath path, PageMemory memory) {
+  std::optional<Tier> only;
+  if (memory != PageMemory::kInPlace) {
+    only = memory == PageMemory::kGpu ? Tier::kGpu : Tier::kHost;
+  }
   BlockRef ref;
-  if (impl_->TryReference(this, id, &ref, Tier::kHost)) {
-    ref.tier_ = Tier::kHost;
-    impl_->counters_.fetched(path, Tier::kHost).Add();
+  if (impl_->TryReference(this, id, &ref, only)) {
+    ref.tier_ = ref.memory_;
+    impl_->counters_.fetched(path, ref.tier_).Add();
   }
   return ref;
 }

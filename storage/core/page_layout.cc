@@ -1,5 +1,6 @@
 #include "storage/core/page_layout.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -149,18 +150,23 @@ void SealPage(absl::Span<std::byte> page) {
 }
 
 absl::StatusOr<PageView> PageView::Parse(absl::Span<const std::byte> page) {
-  if (page.size() < sizeof(PageHeader)) return Mismatch("bytes", page.size(), ">= 128");
-  PageView view(page);
-  view.header_ = LoadHeader(page);
+  return ParseApart(page, page);
+}
+
+absl::StatusOr<PageView> PageView::ParseApart(absl::Span<const std::byte> table,
+                                              absl::Span<const std::byte> page) {
+  if (table.size() < sizeof(PageHeader)) return Mismatch("bytes", table.size(), ">= 128");
+  PageView view(table, page);
+  view.header_ = LoadHeader(table);
   const PageHeader& h = view.header_;
   if (h.magic != kPageMagic) return Mismatch("magic", absl::Hex(h.magic), absl::Hex(kPageMagic));
   if (h.version != kPageVersion) return Mismatch("version", h.version, kPageVersion);
   if (h.page_bytes != page.size()) return Mismatch("length", page.size(), h.page_bytes);
-  if (h.head_count == 0 || PageHeaderBytes(h.head_count) > page.size()) {
+  if (h.head_count == 0 || PageHeaderBytes(h.head_count) > std::min(table.size(), page.size())) {
     return Mismatch("head count", h.head_count,
-                    absl::StrCat("1 to what ", page.size(), " bytes hold"));
+                    absl::StrCat("1 to what ", std::min(table.size(), page.size()), " bytes hold"));
   }
-  const std::uint64_t checksum = HeaderChecksum(page, h.head_count);
+  const std::uint64_t checksum = HeaderChecksum(table, h.head_count);
   if (checksum != h.checksum) {
     return Mismatch("header checksum", absl::Hex(checksum), absl::Hex(h.checksum));
   }
@@ -175,7 +181,7 @@ absl::StatusOr<PageView> PageView::Parse(absl::Span<const std::byte> page) {
   if (h.source_dtype > 1) return Mismatch("source dtype", int{h.source_dtype}, "0 or 1");
   if (h.frame > 1) return Mismatch("frame", int{h.frame}, "0 or 1");
   for (std::size_t head = 0; head < h.head_count; ++head) {
-    const PageSlot slot = LoadSlot(page, head);
+    const PageSlot slot = LoadSlot(table, head);
     if (slot.kind > SlotKind::kRaw) {
       return Mismatch(absl::StrCat("slot ", head, " kind"), static_cast<int>(slot.kind), "0 to 2");
     }
@@ -197,7 +203,7 @@ absl::StatusOr<PageView> PageView::Parse(absl::Span<const std::byte> page) {
   return view;
 }
 
-PageSlot PageView::slot(std::size_t head) const { return LoadSlot(page_, head); }
+PageSlot PageView::slot(std::size_t head) const { return LoadSlot(table_, head); }
 
 absl::Span<const std::byte> PageView::contents(std::size_t head) const {
   const PageSlot s = slot(head);

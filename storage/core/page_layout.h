@@ -118,6 +118,11 @@ class PageView {
   // DATA_LOSS naming the field, its value and the expected one. Any bytes may be passed in;
   // alignment does not matter.
   static absl::StatusOr<PageView> Parse(absl::Span<const std::byte> page);
+  // Of a page that lies where the CPU cannot read, on a GPU: `table` is a copy of its first bytes,
+  // PageHeaderBytes(head_count) of them. contents() then gives places in `page`, which is not
+  // touched; VerifySlot() is not for this kind. Borrows both.
+  static absl::StatusOr<PageView> ParseApart(absl::Span<const std::byte> table,
+                                             absl::Span<const std::byte> page);
 
   const PageHeader& header() const { return header_; }
   std::size_t head_count() const { return header_.head_count; }
@@ -129,7 +134,9 @@ class PageView {
   absl::Status VerifySlot(std::size_t head) const;
 
  private:
-  explicit PageView(absl::Span<const std::byte> page) : page_(page) {}
+  PageView(absl::Span<const std::byte> table, absl::Span<const std::byte> page)
+      : table_(table), page_(page) {}
+  absl::Span<const std::byte> table_;  // Header and slots.
   absl::Span<const std::byte> page_;
   PageHeader header_{};
 };

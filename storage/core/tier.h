@@ -14,6 +14,13 @@ constexpr const char* TierName(Tier tier) {
   return kNames[static_cast<std::size_t>(tier)];
 }
 
+// Where a reader in another process wants the pages of a block.
+enum class PageMemory : std::uint8_t {
+  kHost = 0,     // Host memory; of a block on the GPU a copy.
+  kInPlace = 1,  // Where they are: host memory or the GPU's.
+  kGpu = 2,      // The GPU's; the block is brought there first.
+};
+
 }  // namespace kvmill
 
 #endif  // KVMILL_STORAGE_CORE_TIER_H_

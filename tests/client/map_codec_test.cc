@@ -84,6 +84,22 @@ TEST(MapCodecTest, ScatteredPagesAreRunsOfOneAndBackwardsIsNoRun) {
   EXPECT_EQ(content->pages, pages);
 }
 
+// Generations of a GPU's arena are in memory of their own, and may lie where its pages do.
+TEST(MapCodecTest, ArenasOfAGpuHaveTheirGenerationsElsewhere) {
+  v1::MapReply reply;
+  MapReplyWriter writer(&reply);
+  writer.AddArena({Tier::kGpu, 2, 5}, 12288, 8192);
+  const std::vector<PagePosition> pages = {Page(0, 0, 8168, 2), Page(0, 4096, 8176, 2),
+                                           Page(0, 8192, 8184, 2)};
+  writer.AddBlock(Tier::kGpu, 128, pages);
+  writer.AddFailure(1, absl::NotFoundError("miss"));
+  const auto content = ReadMapReply(reply, Spec(), 1);
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_EQ(content->pages, pages);
+  EXPECT_EQ(content->arenas[0].id, (ArenaId{Tier::kGpu, 2, 5}));
+  EXPECT_EQ(content->arenas[0].generation_bytes, 8192u);
+}
+
 TEST(MapCodecTest, ABlockOfManyLayersTakesAHandfulOfBytes) {
   NamespaceSpec spec = Spec();
   spec.groups.resize(1);
@@ -112,6 +128,15 @@ TEST(MapCodecTest, RepliesThatDoNotFitAreRefused) {
       {[](v1::MapReply& r) { r.set_run_generation_offset_bytes(0, kArenaBytes - 8); },
        "generation_offset"},
       {[](v1::MapReply& r) { r.set_run_arenas(0, 2); }, "run_arena 2"},
+      {[](v1::MapReply& r) { r.mutable_arenas(0)->set_tier(v1::TIER_GPU); }, "tier gpu 0, want 1"},
+      {[](v1::MapReply& r) { r.mutable_arenas(0)->set_tier(v1::TIER_DISK); }, "tier disk 0"},
+      {[](v1::MapReply& r) { r.mutable_arenas(0)->set_generation_bytes(4096); },
+       "tier host 4096, want 0"},
+      {[](v1::MapReply& r) {
+         r.mutable_arenas(0)->set_tier(v1::TIER_GPU);
+         r.mutable_arenas(0)->set_generation_bytes(80);  // The run has three words, from 64 on.
+       },
+       "run_generation_offset_bytes 64, want 80"},
       {[](v1::MapReply& r) { r.set_run_pages(0, 2); }, "pages of a block 2, want 3"},
       {[](v1::MapReply& r) { r.set_run_pages(0, 4); }, "run_pages 4"},
       {[](v1::MapReply& r) { r.set_run_pages(0, 0); }, "run_pages 0"},

@@ -124,6 +124,26 @@ TEST(PageLayoutTest, SealedPageReadsBack) {
   EXPECT_TRUE(VerifyPage(identity, page).ok());
 }
 
+// A page on a GPU: its header was copied here, its contents are places that nobody looks at.
+TEST(PageLayoutTest, APageThatCannotBeReadIsParsedByItsTable) {
+  const std::vector<std::byte> page = MakePage(Identity(4), kMixed);
+  const std::vector<std::byte> table(page.begin(), page.begin() + PageHeaderBytes(4));
+  const std::vector<std::byte> hidden(page.size(), std::byte{0xEE});
+  const auto view = PageView::ParseApart(table, hidden);
+  ASSERT_TRUE(view.ok()) << view.status();
+  const PageView whole = *PageView::Parse(page);
+  for (std::size_t head = 0; head < 4; ++head) {
+    EXPECT_EQ(view->slot(head).kind, kMixed[head]);
+    EXPECT_EQ(view->contents(head).size(), whole.contents(head).size());
+    EXPECT_EQ(view->contents(head).data() - hidden.data(),
+              whole.contents(head).data() - page.data());
+  }
+  EXPECT_EQ(view->identity().layer, 7);
+  EXPECT_FALSE(PageView::ParseApart(absl::MakeSpan(table).first(table.size() - 64), hidden).ok());
+  EXPECT_FALSE(PageView::ParseApart(table, absl::MakeSpan(hidden).first(hidden.size() - 64)).ok());
+  EXPECT_FALSE(PageView::ParseApart(absl::MakeSpan(table).first(100), hidden).ok());
+}
+
 TEST(PageLayoutTest, EqualPagesHaveEqualBytesWhateverWasThereBefore) {
   const PageIdentity identity = Identity(2, 3);
   const std::vector<SlotKind> kinds(2, SlotKind::kRaw);

@@ -1,8 +1,8 @@
 // Copies between host memory and a device's memory, for callers that wait until they have ended.
 //
-// Internal to storage/. Thread-safe.
-#ifndef KVMILL_STORAGE_DEVICE_COPIER_H_
-#define KVMILL_STORAGE_DEVICE_COPIER_H_
+// For storage/ and client/transport. Thread-safe.
+#ifndef KVMILL_STORAGE_DEVICE_DEVICE_COPIER_H_
+#define KVMILL_STORAGE_DEVICE_DEVICE_COPIER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,6 @@
 #include "absl/types/span.h"
 #include "storage/core/mutex.h"
 #include "storage/device/device.h"
-#include "storage/page_pool.h"
 
 namespace kvmill {
 
@@ -47,13 +46,6 @@ class DeviceCopier {
   std::vector<std::unique_ptr<DeviceStream>> streams_ ABSL_GUARDED_BY(mu_);  // Not in use.
 };
 
-// The copies that bring pages of these lengths from slots of one pool to slots of another. Slots
-// that are adjacent on both sides become one copy, with what lies between their pages.
-void AppendPageCopies(const PagePool& from_pool, absl::Span<const SlotRef> from,
-                      const PagePool& to_pool, absl::Span<const SlotRef> to,
-                      absl::Span<const std::uint32_t> page_bytes,
-                      std::vector<DeviceCopier::Copy>* copies);
-
 }  // namespace kvmill
 
-#endif  // KVMILL_STORAGE_DEVICE_COPIER_H_
+#endif  // KVMILL_STORAGE_DEVICE_DEVICE_COPIER_H_
