@@ -118,6 +118,7 @@ absl::StatusOr<CudaDriver> LoadDriver(absl::string_view name) {
   KVMILL_RETURN_IF_ERROR(Find(name, "cuMemSetAccess", 10020, &d.set_access));
   KVMILL_RETURN_IF_ERROR(Find(name, "cuMemExportToShareableHandle", 10020, &d.export_handle));
   KVMILL_RETURN_IF_ERROR(Find(name, "cuMemImportFromShareableHandle", 10020, &d.import_handle));
+  KVMILL_RETURN_IF_ERROR(Find(name, "cuMemGetAddressRange", 3020, &d.address_range));
   return d;
 }
 

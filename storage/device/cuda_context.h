@@ -44,6 +44,7 @@ struct CudaDriver {
   PFN_cuMemSetAccess_v10020 set_access = nullptr;
   PFN_cuMemExportToShareableHandle_v10020 export_handle = nullptr;
   PFN_cuMemImportFromShareableHandle_v10020 import_handle = nullptr;
+  PFN_cuMemGetAddressRange_v3020 address_range = nullptr;
 };
 
 class CudaContext {

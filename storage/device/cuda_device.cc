@@ -12,6 +12,7 @@
 #include "storage/core/check.h"
 #include "storage/core/status_macros.h"
 #include "storage/device/cuda_context.h"
+#include "storage/device/cuda_ipc.h"
 #include "storage/device/cuda_memory.h"
 #include "storage/device/cuda_stream.h"
 #include "storage/device/host_memory.h"
@@ -57,6 +58,15 @@ class CudaDevice : public Device {
 
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Import(int fd, std::size_t bytes) override {
     return CudaMemory::Import(context_.get(), fd, bytes);
+  }
+
+  absl::StatusOr<IpcMemory> ExportIpc(const void* start, std::size_t bytes) override {
+    return ExportCudaIpc(*context_, start, bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle& handle,
+                                                        std::size_t allocation_bytes) override {
+    return CudaIpcMemory::Open(context_.get(), handle, allocation_bytes);
   }
 
   absl::Status Pin(absl::Span<std::byte> memory) override {

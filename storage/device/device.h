@@ -26,6 +26,7 @@
 #ifndef KVMILL_STORAGE_DEVICE_DEVICE_H_
 #define KVMILL_STORAGE_DEVICE_DEVICE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -64,6 +65,17 @@ class DeviceMemory {
   // What another process needs to map the memory: passed over a unix socket, it goes to
   // Device::Import there. Borrowed. -1 for memory that was itself imported.
   virtual int fd() const = 0;
+};
+
+// Names memory that a library of an engine allocated (cudaMalloc), for OpenIpc in another process.
+// Means something to devices of one kind on one machine, as long as the memory is there. Whoever
+// has it can map the memory: it is told to those who may see all of the allocation.
+using IpcHandle = std::array<std::byte, 64>;
+
+struct IpcMemory {
+  IpcHandle handle{};
+  std::uint64_t allocation_bytes = 0;  // Of the whole allocation, which is what OpenIpc opens.
+  std::uint64_t offset_bytes = 0;      // Of the memory that was asked about.
 };
 
 // A point in a stream's work.
@@ -125,6 +137,20 @@ class Device {
   // Maps memory that another process allocated on the same device, to read only. `fd` stays the
   // caller's. INVALID_ARGUMENT when it is none, or not of that size.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> Import(int fd, std::size_t bytes) = 0;
+
+  // Engines' own memory, which was not made by Allocate but by what this kind of device has for
+  // everybody: on a GPU cudaMalloc. (Where the host stands in for a GPU, Allocate is that.)
+  //
+  // Exports all of the allocation that holds these bytes. The engine keeps it until every opening
+  // of it was closed. INVALID_ARGUMENT when they lie in no such allocation, or reach beyond it.
+  virtual absl::StatusOr<IpcMemory> ExportIpc(const void* start, std::size_t bytes) = 0;
+  // Opens an allocation of another process on the same device, to read only; bytes() is its size.
+  // Closed with the object; the same one may be open several times. INVALID_ARGUMENT: the handle
+  // names no memory of this device, or an allocation that has not `allocation_bytes`;
+  // FAILED_PRECONDITION: one of this process, which needs no opening. The message says what the
+  // device said.
+  virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle& handle,
+                                                                std::size_t allocation_bytes) = 0;
 
   // Makes host memory known to the device, so that copies do not go through a staging buffer and
   // kernels may read it. RESOURCE_EXHAUSTED naming bytes and the limit. Must be undone before the

@@ -35,7 +35,9 @@ absl::Status CheckCopy(const void* to, const void* from, std::size_t bytes,
   const KnownMemory::Range* range = known.FindAnyOf(to, bytes);
   if (range != nullptr && !MayBeWritten(range->use)) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("copy of %d bytes to %p: imported memory, and what was pinned to read, is read only", bytes, to));
+        absl::StrFormat("copy of %d bytes to %p: imported memory, another process's and what was "
+                        "pinned to read is read only",
+                        bytes, to));
   }
   return absl::OkStatus();
 }

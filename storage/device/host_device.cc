@@ -12,6 +12,7 @@
 #include "storage/core/status_macros.h"
 #include "storage/device/device.h"
 #include "storage/device/enqueue_checks.h"
+#include "storage/device/host_ipc.h"
 #include "storage/device/host_memory.h"
 #include "storage/device/host_stream.h"
 
@@ -53,6 +54,15 @@ class HostDevice : public Device {
 
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Import(int fd, std::size_t bytes) override {
     return HostMemory::Import(fd, bytes, &state_.known);
+  }
+
+  absl::StatusOr<IpcMemory> ExportIpc(const void* start, std::size_t bytes) override {
+    return ExportHostIpc(state_.known.Look(), start, bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle& handle,
+                                                        std::size_t allocation_bytes) override {
+    return OpenHostIpc(handle, allocation_bytes, &state_.known);
   }
 
   // Nothing to do for the machine; but what was not pinned is found, see known_memory.h.

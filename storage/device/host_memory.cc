@@ -81,7 +81,7 @@ absl::Status HostMemory::Create(absl::string_view name) {
 }
 
 absl::StatusOr<std::unique_ptr<HostMemory>> HostMemory::Import(int fd, std::size_t bytes,
-                                                               KnownMemory* known) {
+                                                               KnownMemory* known, MemoryUse use) {
   KVMILL_ASSIGN_OR_RETURN(const std::size_t rounded, RoundUpDeviceMemory(bytes));
   struct stat file;
   if (fstat(fd, &file) != 0) {
@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<HostMemory>> HostMemory::Import(int fd, std::size
     return absl::InvalidArgumentError(
         absl::StrCat("host: file descriptor ", fd, " is no sealed memory of a device"));
   }
-  std::unique_ptr<HostMemory> memory(new HostMemory(rounded, known, MemoryUse::kImported));
+  std::unique_ptr<HostMemory> memory(new HostMemory(rounded, known, use));
   KVMILL_RETURN_IF_ERROR(memory->Map(fd, PROT_READ));
   return memory;
 }
@@ -128,7 +128,7 @@ absl::Status HostMemory::Map(int fd, int protection) {
   // Hints; without them everything works, slower. Prompt data has no place in a core file.
   madvise(address_, bytes_, MADV_HUGEPAGE);
   madvise(address_, bytes_, MADV_DONTDUMP);
-  KVMILL_RETURN_IF_ERROR(known_->Add(address_, bytes_, use_));
+  KVMILL_RETURN_IF_ERROR(known_->Add(address_, bytes_, use_, fd_));
   is_known_ = true;
   return absl::OkStatus();
 }

@@ -36,7 +36,8 @@ class HostMemory : public DeviceMemory {
                                                               KnownMemory* known);
   // Only what cannot be made smaller, or be written by us.
   static absl::StatusOr<std::unique_ptr<HostMemory>> Import(int fd, std::size_t bytes,
-                                                            KnownMemory* known);
+                                                            KnownMemory* known,
+                                                            MemoryUse use = MemoryUse::kImported);
   ~HostMemory() override;
 
   std::byte* address() const override { return address_; }

@@ -150,13 +150,21 @@ const KnownMemory::Range* KnownMemory::View::FindAnyOf(const void* start, std::s
   return &*range;
 }
 
-absl::Status KnownMemory::Add(const void* start, std::size_t bytes, MemoryUse use) {
+absl::Status KnownMemory::Add(const void* start, std::size_t bytes, MemoryUse use, int fd) {
   const std::uintptr_t begin = AddressOf(start);
   if (start == nullptr || bytes == 0 || begin + bytes < begin) {
     return absl::InvalidArgumentError(absl::StrFormat("no memory: %d bytes at %p", bytes, start));
   }
   MutexLock lock(mu_);
   const auto place = FirstBeyond(*ranges_, begin);
+  const bool is_there = place != ranges_->end() && place->begin == begin &&
+                        place->end == begin + bytes && place->use == use;
+  if (is_there && use == MemoryUse::kForeign) {
+    auto changed = std::make_shared<Ranges>(*ranges_);
+    ++(*changed)[static_cast<std::size_t>(place - ranges_->begin())].openings;
+    ranges_ = std::move(changed);
+    return absl::OkStatus();
+  }
   if (place != ranges_->end() && place->begin < begin + bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "some of the %d bytes at %p are the device's or pinned already: %d bytes "
@@ -164,7 +172,8 @@ absl::Status KnownMemory::Add(const void* start, std::size_t bytes, MemoryUse us
         bytes, start, place->end - place->begin, reinterpret_cast<const void*>(place->begin)));
   }
   auto changed = std::make_shared<Ranges>(*ranges_);
-  changed->insert(changed->begin() + (place - ranges_->begin()), Range{begin, begin + bytes, use});
+  changed->insert(changed->begin() + (place - ranges_->begin()),
+                  Range{begin, begin + bytes, use, fd});
   ranges_ = std::move(changed);
   return absl::OkStatus();
 }
@@ -178,7 +187,8 @@ bool KnownMemory::Remove(const void* start, std::size_t bytes, MemoryUse use) {
     return false;
   }
   auto changed = std::make_shared<Ranges>(*ranges_);
-  changed->erase(changed->begin() + (place - ranges_->begin()));
+  const auto range = changed->begin() + (place - ranges_->begin());
+  if (--range->openings == 0) changed->erase(range);
   ranges_ = std::move(changed);
   return true;
 }

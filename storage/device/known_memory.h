@@ -24,7 +24,8 @@
 
 namespace kvmill {
 
-enum class MemoryUse : std::uint8_t { kAllocated, kImported, kPinned, kPinnedToRead };
+// kForeign: memory of another process's allocator, which is to be read only.
+enum class MemoryUse : std::uint8_t { kAllocated, kImported, kPinned, kPinnedToRead, kForeign };
 
 constexpr bool MayBeWritten(MemoryUse use) {
   return use == MemoryUse::kAllocated || use == MemoryUse::kPinned;
@@ -39,6 +40,8 @@ class KnownMemory {
     std::uintptr_t begin = 0;
     std::uintptr_t end = 0;
     MemoryUse use = MemoryUse::kAllocated;
+    int fd = -1;                 // Of memory that can be exported. Borrowed.
+    std::uint32_t openings = 1;  // Of foreign memory, which lies in one place however often.
   };
   using Ranges = std::vector<Range>;  // Ascending, disjoint.
 
@@ -56,8 +59,8 @@ class KnownMemory {
     std::size_t last_ = 0;                  // Most look-ups find what the one before found.
   };
 
-  // INVALID_ARGUMENT when some of it is known already.
-  absl::Status Add(const void* start, std::size_t bytes, MemoryUse use);
+  // INVALID_ARGUMENT when some of it is known already; foreign memory may be, as it is.
+  absl::Status Add(const void* start, std::size_t bytes, MemoryUse use, int fd = -1);
   // False when there is no such range.
   bool Remove(const void* start, std::size_t bytes, MemoryUse use);
   // Of either kind of pinned memory.

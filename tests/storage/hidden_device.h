@@ -64,6 +64,12 @@ class HiddenDevice : public Device {
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Import(int fd, std::size_t bytes) override {
     return inner_->Import(fd, bytes);
   }
+  absl::StatusOr<IpcMemory> ExportIpc(const void*, std::size_t) override {
+    return absl::UnimplementedError("export");
+  }
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle&, std::size_t) override {
+    return absl::UnimplementedError("open");
+  }
   absl::Status Pin(absl::Span<std::byte> memory) override {
     MutexLock lock(mu_);
     pinned_[memory.data()] = memory.size();

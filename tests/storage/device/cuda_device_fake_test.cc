@@ -173,11 +173,31 @@ TEST(CudaDeviceFakeTest, EnqueuingDoesNotWait) {
   device->Unpin(absl::MakeSpan(pinned));
 }
 
+TEST(CudaDeviceFakeTest, MemoryOfAnotherGpuIsNotOpenedByHandle) {
+  fake_cuda::Boot({.device_count = 2, .opens_own = true});
+  const auto first = *OpenDevice("cuda:0");
+  const auto second = *OpenDevice("cuda:1");
+  const EngineMemory memory = AllocateAsEngine(*first, 4096);  // On cuda:0.
+  const auto exported = first->ExportIpc(memory.address, 4096);
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  const auto opened = second->OpenIpc(exported->handle, 4096);
+  EXPECT_EQ(opened.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(opened.status().message()),
+              HasSubstr("cuda:1: the handle is of memory of cuda:0"));
+  // What Allocate made goes to others by its descriptor.
+  const auto pool = *first->Allocate(1, "pool");
+  EXPECT_THAT(std::string(first->ExportIpc(pool->address(), 1).status().message()),
+              HasSubstr("only memory of cudaMalloc has such a handle"));
+}
+
 // Everything that a user of the device does, until the first error.
-absl::Status UseDevice() {
+absl::Status UseDevice(const EngineMemory& engine) {
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice(0));
   KVMILL_ASSIGN_OR_RETURN(const auto memory, device->Allocate(std::size_t{4} << 20, "pool"));
   KVMILL_ASSIGN_OR_RETURN(const auto imported, device->Import(memory->fd(), memory->bytes()));
+  KVMILL_ASSIGN_OR_RETURN(const IpcMemory exported, device->ExportIpc(engine.address, 4096));
+  KVMILL_ASSIGN_OR_RETURN(const auto opened,
+                          device->OpenIpc(exported.handle, exported.allocation_bytes));
   std::vector<std::byte> pageable(std::size_t{2} << 20), pinned(4096);
   KVMILL_RETURN_IF_ERROR(device->Pin(absl::MakeSpan(pinned)));
   const auto use = [&]() -> absl::Status {
@@ -204,13 +224,20 @@ TEST(CudaDeviceFakeTest, WhateverFailsNothingIsLeftBehind) {
   const std::size_t files = OpenFiles();
   int failures = 0;
   for (int n = 1;; ++n) {
-    fake_cuda::Boot({});
-    fake_cuda::FailCall(n);
-    const absl::Status status = UseDevice();
+    fake_cuda::Boot({.opens_own = true});
+    absl::Status status;
+    bool failed = false;
+    {
+      const EngineMemory engine = AllocateAsEngine(*OpenDevice("cuda:0").value(), 4096);
+      fake_cuda::FailCall(n);
+      status = UseDevice(engine);
+      failed = fake_cuda::HasFailed();
+      fake_cuda::FailCall(0);
+    }
     EXPECT_THAT(fake_cuda::Leaks(), testing::IsEmpty()) << "call " << n;
     EXPECT_THAT(fake_cuda::Problems(), testing::IsEmpty()) << "call " << n;
     EXPECT_EQ(OpenFiles(), files) << "call " << n;
-    if (!fake_cuda::HasFailed()) {
+    if (!failed) {
       EXPECT_EQ(status, absl::OkStatus());
       break;
     }

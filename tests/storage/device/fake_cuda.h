@@ -7,6 +7,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <sys/types.h>
 
 #include <condition_variable>
 #include <cstddef>
@@ -38,6 +39,7 @@ struct Machine {
   std::size_t memory_bytes = std::size_t{4} << 30;
   std::size_t locked_bytes_max = std::size_t{1} << 30;
   std::string missing_symbol;  // Of the driver.
+  bool opens_own = false;      // Whether a process may open a handle of its own memory.
 };
 
 // A new machine: the old one must have been left clean.
@@ -52,6 +54,7 @@ void FailCall(int n);
 bool HasFailed();
 // Calls that wait for the device, or may.
 int WaitCount();
+void CountWait();
 
 // A place that is passed once.
 class Point {
@@ -91,7 +94,16 @@ struct State {
   std::size_t physical_bytes = 0;
   CUmemGenericAllocationHandle next_handle = 100;
   std::map<int, int> retained;  // Device to count.
-  KnownMemory known;            // What kernels and copies can reach.
+  // Of cudaMalloc, and what was opened by handles, which has one address however often it was.
+  struct Linear {
+    std::size_t bytes = 0;
+    int fd = -1;
+    int device = 0;
+    int openings = 0;  // 0: of cudaMalloc here.
+    ino_t inode = 0;
+  };
+  std::map<CUdeviceptr, Linear> linear;
+  KnownMemory known;  // What kernels and copies can reach.
 };
 State& Global();
 void Problem(const std::string& what);

@@ -303,6 +303,26 @@ CUresult CUDAAPI SetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAc
   return CUDA_SUCCESS;
 }
 
+CUresult CUDAAPI AddressRange(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
+  const CUresult error = EnterDriver("cuMemGetAddressRange", true);
+  if (error != CUDA_SUCCESS) return error;
+  State& state = Global();
+  const std::lock_guard<std::mutex> lock(state.mu);
+  for (const auto& [start, linear] : state.linear) {
+    if (address < start || address >= start + linear.bytes) continue;
+    *base = start;
+    *bytes = linear.bytes;
+    return CUDA_SUCCESS;
+  }
+  for (const auto& [start, mapped_bytes] : state.mapped) {
+    if (address < start || address >= start + mapped_bytes) continue;
+    *base = start;
+    *bytes = mapped_bytes;
+    return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_NOT_FOUND;
+}
+
 template <typename Function>
 void* Erase(Function* function) {
   return reinterpret_cast<void*>(function);
@@ -347,7 +367,8 @@ void* DriverEntryPoint(const std::string& symbol, unsigned version) {
       {"cuMemUnmap", {10020, Erase(Unmap)}},
       {"cuMemSetAccess", {10020, Erase(SetAccess)}},
       {"cuMemExportToShareableHandle", {10020, Erase(Export)}},
-      {"cuMemImportFromShareableHandle", {10020, Erase(Import)}}};
+      {"cuMemImportFromShareableHandle", {10020, Erase(Import)}},
+      {"cuMemGetAddressRange", {3020, Erase(AddressRange)}}};
   const auto found = entries.find(symbol);
   return found == entries.end() || version != found->second.since ? nullptr
                                                                   : found->second.function;

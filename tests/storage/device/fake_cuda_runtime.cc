@@ -1,10 +1,7 @@
 // The runtime's half of fake_cuda.h.
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "tests/storage/device/fake_cuda.h"
@@ -40,12 +37,6 @@ cudaError_t Broken() {
   State& state = Global();
   const std::lock_guard<std::mutex> lock(state.mu);
   return state.broken;
-}
-
-void CountWait() {
-  State& state = Global();
-  const std::lock_guard<std::mutex> lock(state.mu);
-  ++state.waits;
 }
 
 // What a broken device no longer does; markers are passed all the same.
@@ -90,21 +81,6 @@ std::shared_ptr<Point> PointOf(cudaEvent_t event) {
 const KnownMemory::Range* RangeOf(const KnownMemory::View& view, const void* start,
                                   std::size_t bytes) {
   return view.FindAnyOf(start, bytes);
-}
-
-// Whether this process may write there.
-bool IsWritable(const void* address) {
-  std::ifstream maps("/proc/self/maps");
-  const auto at = reinterpret_cast<std::uintptr_t>(address);
-  for (std::string line; std::getline(maps, line);) {
-    unsigned long long begin = 0, end = 0;
-    char access[5] = {};
-    if (std::sscanf(line.c_str(), "%llx-%llx %4s", &begin, &end, access) == 3 && begin <= at &&
-        at < end) {
-      return access[1] == 'w';
-    }
-  }
-  return false;
 }
 
 }  // namespace
@@ -152,6 +128,7 @@ std::vector<std::string> Leaks() {
   add("physical memories", state.physical.size());
   add("address ranges", state.reserved.size());
   add("mappings", state.mapped.size());
+  add("linear memories", state.linear.size());
   for (const auto& [device, count] : state.retained) {
     if (count != 0) leaks.push_back(absl::StrCat("context of device ", device));
   }
@@ -175,6 +152,12 @@ int WaitCount() {
   State& state = Global();
   const std::lock_guard<std::mutex> lock(state.mu);
   return state.waits;
+}
+
+void CountWait() {
+  State& state = Global();
+  const std::lock_guard<std::mutex> lock(state.mu);
+  ++state.waits;
 }
 
 void Point::Pass() {
@@ -449,93 +432,6 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
          return cudaSuccess;
        }));
   return cudaSuccess;
-}
-
-cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
-  const cudaError_t error = Enter("cudaHostAlloc", true);
-  CountWait();
-  if (error != cudaSuccess) return Answer(error);
-  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  State& state = Global();
-  if (!state.known.Add(*memory, bytes, kvmill::MemoryUse::kPinned).ok()) std::abort();
-  const std::lock_guard<std::mutex> lock(state.mu);
-  state.host_allocations[*memory] = bytes;
-  return cudaSuccess;
-}
-
-cudaError_t cudaFreeHost(void* memory) {
-  const cudaError_t error = Enter("cudaFreeHost", false);
-  State& state = Global();
-  {
-    const std::lock_guard<std::mutex> lock(state.mu);
-    const auto found = state.host_allocations.find(memory);
-    if (found == state.host_allocations.end()) {
-      state.problems.push_back("cudaFreeHost of what was not allocated");
-      return cudaErrorInvalidValue;
-    }
-    state.known.Remove(memory, found->second, kvmill::MemoryUse::kPinned);
-    state.host_allocations.erase(found);
-  }
-  std::free(memory);
-  return Answer(error);
-}
-
-cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned flags) {
-  const cudaError_t error = Enter("cudaHostRegister", true);
-  if (error != cudaSuccess) return Answer(error);
-  State& state = Global();
-  const bool to_read = (flags & cudaHostRegisterReadOnly) != 0;
-  if (to_read && !state.machine.pins_to_read) return Answer(cudaErrorNotSupported);
-  if (!to_read && !IsWritable(memory)) return Answer(cudaErrorInvalidValue);
-  std::size_t locked = bytes;
-  {
-    const std::lock_guard<std::mutex> lock(state.mu);
-    for (const auto& [start, registered] : state.registrations) locked += registered;
-    if (locked > state.machine.locked_bytes_max) return Answer(cudaErrorMemoryAllocation);
-  }
-  const auto use = to_read ? kvmill::MemoryUse::kPinnedToRead : kvmill::MemoryUse::kPinned;
-  if (!state.known.Add(memory, bytes, use).ok()) {
-    Problem("cudaHostRegister of what is registered or the device's");
-    return Answer(cudaErrorHostMemoryAlreadyRegistered);
-  }
-  const std::lock_guard<std::mutex> lock(state.mu);
-  state.registrations[memory] = bytes;
-  return cudaSuccess;
-}
-
-cudaError_t cudaHostUnregister(void* memory) {
-  const cudaError_t error = Enter("cudaHostUnregister", false);
-  State& state = Global();
-  const std::lock_guard<std::mutex> lock(state.mu);
-  const auto found = state.registrations.find(memory);
-  if (found == state.registrations.end()) {
-    state.problems.push_back("cudaHostUnregister of what is not registered");
-    return cudaErrorInvalidValue;
-  }
-  state.known.RemovePinned(memory, found->second);
-  state.registrations.erase(found);
-  return Answer(error);
-}
-
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
-  const cudaError_t error = Enter("cudaPointerGetAttributes", true);
-  if (error != cudaSuccess) return Answer(error);
-  *attributes = {};
-  const kvmill::KnownMemory::View known = Global().known.Look();
-  const auto* range = RangeOf(known, pointer, 1);
-  attributes->type = range == nullptr               ? cudaMemoryTypeUnregistered
-                     : kvmill::IsPinned(range->use) ? cudaMemoryTypeHost
-                                                    : cudaMemoryTypeDevice;
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
-  const cudaError_t error = Enter("cudaMemGetInfo", false);
-  State& state = Global();
-  const std::lock_guard<std::mutex> lock(state.mu);
-  *total_bytes = state.machine.memory_bytes;
-  *free_bytes = state.machine.memory_bytes - state.physical_bytes;
-  return Answer(error);
 }
 
 }  // extern "C"

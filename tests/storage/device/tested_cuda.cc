@@ -22,4 +22,20 @@ absl::Status Hold(DeviceStream& stream, Gate& gate) {
   return error == cudaSuccess ? absl::OkStatus() : absl::InternalError(cudaGetErrorString(error));
 }
 
+EngineMemory AllocateAsEngine(Device&, std::size_t bytes) {
+  // On threads of their own, so that the test's does not get a current device.
+  void* memory = nullptr;
+  std::thread([&] {
+    EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+    EXPECT_EQ(cudaMalloc(&memory, bytes), cudaSuccess);
+  }).join();
+  const auto free_memory = [](void* p) {
+    std::thread([p] {
+      cudaSetDevice(0);
+      EXPECT_EQ(cudaFree(p), cudaSuccess);
+    }).join();
+  };
+  return {static_cast<std::byte*>(memory), {memory, free_memory}};
+}
+
 }  // namespace kvmill

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -48,6 +49,15 @@ class Gate {
 std::string TestedDeviceName();
 // Nothing that is enqueued on the stream afterwards runs before the gate is opened.
 absl::Status Hold(DeviceStream& stream, Gate& gate);
+
+// Memory as an engine's own library allocates it; freed by what comes with it.
+struct EngineMemory {
+  std::byte* address = nullptr;
+  std::shared_ptr<void> owner;  // Of whichever kind the device has.
+};
+EngineMemory AllocateAsEngine(Device& device, std::size_t bytes);
+// What an engine of the tests has in its memory: two finite fp16 values a word.
+inline std::uint32_t EngineWord(std::uint32_t index) { return (index * 2654435761u) & 0x3FFF3FFFu; }
 
 // Device memory that is written here and uploaded as a whole, with the addresses that it has there.
 class DeviceImage {
