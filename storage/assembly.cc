@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/encode.h"
 #include "storage/core/check.h"
-#include "storage/core/encode_scratch.h"
 #include "storage/core/status_macros.h"
+#include "storage/head_source.h"
 
 namespace kvmill {
 namespace {
@@ -156,7 +156,8 @@ absl::Status BlockWriter::Assembly::KeepRaw(std::uint32_t layer, std::uint32_t h
 
 absl::StatusOr<WriteResult> BlockWriter::Assembly::WriteHeads(std::uint32_t layer,
                                                               std::uint32_t head_begin,
-                                                              absl::Span<const HeadInput> heads) {
+                                                              absl::Span<const HeadInput> heads,
+                                                              HeadSource& source) {
   KVMILL_RETURN_IF_ERROR(CheckRange(layer, head_begin, heads.size()));
   for (const HeadInput& input : heads) {
     if (input.k.dtype != space_.spec.source_dtype || input.v.dtype != space_.spec.source_dtype) {
@@ -181,7 +182,11 @@ absl::StatusOr<WriteResult> BlockWriter::Assembly::WriteHeads(std::uint32_t laye
       tile_heads.push_back(i);
       continue;
     }
-    absl::Status copied = WriteRaw(layer, head, heads[i], SlotContents(pages_[layer], head).data());
+    const absl::StatusOr<HeadInput> input =
+        source.OnHost(heads[i], origin_.token_count, format_.head_dim);
+    absl::Status copied =
+        input.ok() ? WriteRaw(layer, head, *input, SlotContents(pages_[layer], head).data())
+                   : input.status();
     if (!copied.ok()) {
       Abandon(copied);
       return copied;
@@ -191,22 +196,27 @@ absl::StatusOr<WriteResult> BlockWriter::Assembly::WriteHeads(std::uint32_t laye
   }
   if (!tiles.empty()) {
     absl::InlinedVector<EncodeResult, 16> outcomes(tiles.size());
-    EncodeTilesCpu(format_, space_.spec.frame, tiles, absl::MakeSpan(outcomes),
-                   EncodeScratch(format_));
+    absl::Status status =
+        source.Encode(format_, space_.spec.frame, tiles, absl::MakeSpan(outcomes));
+    if (!status.ok()) {
+      Abandon(status);
+      return status;
+    }
     for (std::size_t t = 0; t < tiles.size(); ++t) {
       const std::uint32_t head = head_begin + tile_heads[t];
-      absl::Status status;
-      switch (outcomes[t]) {
-        case EncodeResult::kTile:
-          SealSlot(pages_[layer], head);
-          break;
-        case EncodeResult::kRaw:
-          status = KeepRaw(layer, head, heads[tile_heads[t]]);
-          ++result.raw_heads;
-          break;
-        case EncodeResult::kNonFinite:
-          status = NonFiniteError(layer, head, heads[tile_heads[t]]);
-          break;
+      if (outcomes[t] == EncodeResult::kTile) {
+        SealSlot(pages_[layer], head);
+        continue;
+      }
+      const absl::StatusOr<HeadInput> input =
+          source.OnHost(heads[tile_heads[t]], origin_.token_count, format_.head_dim);
+      if (!input.ok()) {
+        status = input.status();
+      } else if (outcomes[t] == EncodeResult::kRaw) {
+        status = KeepRaw(layer, head, *input);
+        ++result.raw_heads;
+      } else {
+        status = NonFiniteError(layer, head, *input);
       }
       if (!status.ok()) {
         Abandon(status);
@@ -354,7 +364,17 @@ BlockWriter::BlockWriter(std::shared_ptr<Assembly> assembly) : assembly_(std::mo
 
 absl::StatusOr<WriteResult> BlockWriter::WriteHeads(std::uint32_t layer, std::uint32_t head_begin,
                                                     absl::Span<const HeadInput> heads) {
-  return assembly_->WriteHeads(layer, head_begin, heads);
+  HostHeads source;
+  return assembly_->WriteHeads(layer, head_begin, heads, source);
+}
+
+absl::StatusOr<WriteResult> BlockWriter::WriteDeviceHeads(std::uint32_t layer,
+                                                          std::uint32_t head_begin,
+                                                          absl::Span<const HeadInput> heads,
+                                                          DeviceEncoder& encoder,
+                                                          DeviceEvent* ready) {
+  DeviceHeads source(encoder, ready);
+  return assembly_->WriteHeads(layer, head_begin, heads, source);
 }
 
 absl::StatusOr<WriteResult> BlockWriter::WriteRecord(std::uint32_t layer, std::uint32_t head,

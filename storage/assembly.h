@@ -51,6 +51,8 @@ class AssemblyHost {
   virtual void ObserveEncode(double seconds) = 0;
 };
 
+class HeadSource;  // storage/head_source.h
+
 // Thread-safe. Kept alive by shared_ptr: writers on any thread, and the store's table. Pages that
 // were not committed go back to the pool when the last holder lets go, so a time-out never frees
 // memory under a running encode.
@@ -63,7 +65,7 @@ struct BlockWriter::Assembly : std::enable_shared_from_this<BlockWriter::Assembl
   absl::Status Prepare();
 
   absl::StatusOr<WriteResult> WriteHeads(std::uint32_t layer, std::uint32_t head_begin,
-                                         absl::Span<const HeadInput> heads);
+                                         absl::Span<const HeadInput> heads, HeadSource& source);
   absl::StatusOr<WriteResult> WriteRecord(std::uint32_t layer, std::uint32_t head,
                                           absl::Span<const std::byte> record);
 

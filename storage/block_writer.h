@@ -14,6 +14,9 @@
 
 namespace kvmill {
 
+class DeviceEncoder;  // storage/device_encoder.h
+class DeviceEvent;    // storage/device/device.h
+
 // What the engine says of a block besides its key. Writers of the same block must agree.
 struct BlockOrigin {
   BlockKey parent;                // Empty for the first block of a sequence.
@@ -56,6 +59,14 @@ class BlockWriter {
   // removal). ALREADY_EXISTS: the block was sealed before the call.
   absl::StatusOr<WriteResult> WriteHeads(std::uint32_t layer, std::uint32_t head_begin,
                                          absl::Span<const HeadInput> heads);
+
+  // The same for heads whose pages lie in a device's memory; only their lists of pages are in host
+  // memory. They are encoded there, after what was recorded into `ready`, an event of that device,
+  // before the call (null: they are complete). Other errors are the device's: then the block is
+  // given up.
+  absl::StatusOr<WriteResult> WriteDeviceHeads(std::uint32_t layer, std::uint32_t head_begin,
+                                               absl::Span<const HeadInput> heads,
+                                               DeviceEncoder& encoder, DeviceEvent* ready);
 
   // A head that already is a record (an engine with KVarN pages). Its scales must be finite:
   // INVALID_ARGUMENT otherwise. Only for blocks that are stored as tiles.
