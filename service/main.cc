@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "client/convert.h"
 #include "client/server_address.h"
 #include "service/config.h"
@@ -121,6 +122,10 @@ int Main(const std::vector<std::string>& arguments) {
 }  // namespace kvmill
 
 int main(int argc, char** argv) {
+#ifdef NDEBUG
+  // Debian's abseil is built to look for cycles at every lock, those of gRPC included.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+#endif
   // UCX takes this from the environment only, which must not change once there are threads. Without
   // it --ucx HOST:PORT fails for a minute after a crash, as long as the kernel remembers
   // connections.
