@@ -87,6 +87,20 @@ Option OneOf(const char* name, const char* help, std::vector<std::string> allowe
           [member](const Config& c) { return c.*member; }};
 }
 
+Option Time(const char* name, const char* help, absl::Duration max, absl::Duration Config::*member) {
+  return {{name, "DURATION", help},
+          [member, max](absl::string_view value, Config* c) -> absl::Status {
+            KVMILL_ASSIGN_OR_RETURN(const absl::Duration time, ParseDuration(value));
+            if (time > max) {
+              return absl::InvalidArgumentError(
+                  absl::StrCat("want at most ", absl::FormatDuration(max)));
+            }
+            c->*member = time;
+            return absl::OkStatus();
+          },
+          [member](const Config& c) { return absl::FormatDuration(c.*member); }};
+}
+
 absl::Status SetDevice(absl::string_view value, Config* c) {
   std::uint32_t ordinal = 0;
   if (value != "auto" && value != "host" &&
@@ -158,17 +172,10 @@ const std::vector<Option>& Options() {
          return absl::OkStatus();
        },
        [](const Config& c) { return c.eviction_policy; }},
-      {{"drain-timeout", "DURATION", "Time that calls in flight get at shutdown."},
-       [](absl::string_view value, Config* c) -> absl::Status {
-         KVMILL_ASSIGN_OR_RETURN(const absl::Duration timeout, ParseDuration(value));
-         if (timeout > kDrainTimeoutMax) {
-           return absl::InvalidArgumentError(
-               absl::StrCat("want at most ", absl::FormatDuration(kDrainTimeoutMax)));
-         }
-         c->drain_timeout = timeout;
-         return absl::OkStatus();
-       },
-       [](const Config& c) { return absl::FormatDuration(c.drain_timeout); }},
+      Time("drain-timeout", "Time that calls in flight get at shutdown.", kDrainTimeoutMax,
+           &Config::drain_timeout),
+      Time("session-grace", "Time to resume a remote session whose stream broke, before it ends.",
+           kSessionGraceMax, &Config::session_grace),
   };
   return *options;
 }

@@ -21,6 +21,7 @@ inline constexpr std::uint64_t kHostBytesMin = std::uint64_t{64} << 20;
 inline constexpr std::uint64_t kGpuBytesMin = std::uint64_t{64} << 20;  // Unless it is 0.
 
 inline constexpr absl::Duration kDrainTimeoutMax = absl::Hours(1);
+inline constexpr absl::Duration kSessionGraceMax = absl::Hours(1);
 
 struct Config {
   std::string socket;   // Path; never empty after LoadConfig.
@@ -41,6 +42,7 @@ struct Config {
   std::uint32_t encode_threads = 0;                  // 0: one per core.
   std::string eviction_policy;                       // Empty: the default.
   absl::Duration drain_timeout = absl::Seconds(10);  // For calls in flight at shutdown.
+  absl::Duration session_grace = absl::Seconds(30);  // For a remote session without a stream.
 };
 
 struct OptionInfo {

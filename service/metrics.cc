@@ -239,6 +239,8 @@ const Family kFamilies[] = {
      [](const Source& s, MetricFamily* out) { Add(out, s.sessions.leases); }},
     {"leased_bytes", MetricType::Gauge, "Bytes of the blocks under lease.",
      [](const Source& s, MetricFamily* out) { Add(out, s.sessions.leased_bytes); }},
+    {"registrations", MetricType::Gauge, "Engines' memory that sessions registered.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.sessions.registrations); }},
     {"lease_expirations_total", MetricType::Counter,
      "Leases whose time was over before they were released.",
      [](const Source& s, MetricFamily* out) { Add(out, s.sessions.lease_expirations); }},

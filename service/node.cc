@@ -165,6 +165,7 @@ absl::Status Node::Impl::Start() {
       static_cast<std::uint64_t>(kLeasedShareMax * static_cast<double>(config_.host_bytes));
   session_options.leased_gpu_bytes_max =
       static_cast<std::uint64_t>(kLeasedShareMax * static_cast<double>(config_.gpu_bytes));
+  session_options.resume_grace_nanos = absl::ToInt64Nanoseconds(config_.session_grace);
   sessions_ = std::make_unique<SessionTable>(session_options, clock_);
   session_ticker_ = std::make_unique<Ticker>(kSessionTick, [this] { sessions_->Advance(); });
   context_.reset(

@@ -1,0 +1,240 @@
+// Everything at once against a real daemon: processes of clients that store, fetch, map, renew,
+// release, let leases expire, remove, look up, flush and evict on every path at random
+// (stress_worker.cc), each checking every byte that it sees; host memory for a fraction of the
+// blocks, so that they are evicted, loaded and waited for all the time; clients that are killed,
+// stopped and cut off. In the end nothing is left: gauges, descriptors and pool are where they
+// began.
+//
+// 2 seconds; KVMILL_LONG=1: 30, and 10 with two tenants. Prints its seed, --seed=N repeats it: the
+// same operations and blows, in whatever order the threads take. --seconds=N.
+#include <gmock/gmock.h>
+#include <httplib.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "client/door_protocol.h"
+#include "client/server_address.h"
+#include "tests/integration/daemon_fixture.h"
+#include "tests/long_form.h"
+#include "tests/stress/stress_model.h"
+
+namespace kvmill::stress {
+namespace {
+
+using ::kvmill::testing::DaemonProcess;
+constexpr uid_t kSomebody = 65533;
+constexpr std::uint32_t kProcesses = 3;
+constexpr std::uint32_t kThreads = 2;
+
+std::uint64_t Argument(const std::string& name, std::uint64_t otherwise) {
+  for (const std::string& arg : ::testing::internal::GetArgvs()) {
+    const std::string prefix = absl::StrCat("--", name, "=");
+    if (absl::StartsWith(arg, prefix)) return std::stoull(arg.substr(prefix.size()));
+  }
+  return otherwise;
+}
+
+class StressTest : public testing::DaemonTest {
+ protected:
+  void Start(const std::string& host_bytes) {
+    DaemonTest::StartDurable({"--host-bytes", host_bytes, "--disk-bytes", "512MiB", "--ucx",
+                              "127.0.0.1", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
+                              "--insecure", "--session-grace", "500ms", "--log-level", "warn"});
+    LetOthersIn();
+  }
+  double Metric(const std::string& series) const {
+    const HostPort address = *ParseHostPort(ready_["metrics"].get<std::string>());
+    httplib::Client http(address.host, address.port);
+    http.set_read_timeout(60, 0);
+    const httplib::Result result = http.Get("/metrics");
+    if (!result) return -1;
+    const std::string name = absl::StrCat("\nkvmill_", series, " ");
+    const std::size_t at = result->body.find(name);
+    if (at == std::string::npos) return -1;
+    const std::size_t begin = at + name.size();
+    double value = -1;
+    EXPECT_TRUE(absl::SimpleAtod(result->body.substr(begin, result->body.find('\n', begin) - begin),
+                                 &value));
+    return value;
+  }
+  int Descriptors() const {
+    int count = 0;
+    for (const auto& fd :
+         std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"))) {
+      static_cast<void>(fd);
+      ++count;
+    }
+    return count;
+  }
+  std::uint64_t ResidentKiB() const {
+    std::ifstream file(absl::StrCat("/proc/", daemon_->pid(), "/status"));
+    std::string word;
+    std::uint64_t kib = 0;
+    while (file >> word) {
+      if (word == "RssAnon:") file >> kib;
+    }
+    return kib;
+  }
+  void Stress(absl::Duration length, bool two_tenants);
+  static bool Eventually(const std::function<bool()>& holds) {
+    const absl::Time give_up = absl::Now() + absl::Seconds(30);
+    while (!holds()) {
+      if (absl::Now() > give_up) return false;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    return true;
+  }
+  static std::string ClientBinary() {
+    return std::string(KVMILL_BIN_DIR) + "/../tests/stress_client";
+  }
+};
+
+struct Running {
+  std::unique_ptr<DaemonProcess> process;
+  std::uint32_t number = 0;
+  absl::Time stopped_until = absl::InfinitePast();  // SIGSTOP.
+};
+
+void StressTest::Stress(absl::Duration length, bool two_tenants) {
+  const std::uint64_t seed = Argument("seed", std::random_device{}());
+  std::printf("--seed=%llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 random(seed);
+  // A tenant that finds no arena of its own makes everybody wait (decision 0005).
+  Start(two_tenants ? "256MiB" : "64MiB");
+  ASSERT_NE(client_, nullptr);
+  ASSERT_TRUE(client_->Stat().ok());
+  ASSERT_EQ(Metric("sessions"), 0);
+
+  std::uint32_t spawned = 0;
+  std::map<std::string, std::uint64_t> did;
+  std::vector<Running> running(kProcesses);
+  const auto spawn = [&](std::uint32_t place) {
+    Running& r = running[place];
+    r.number = spawned++;
+    // Another tenant comes over the socket alone.
+    const uid_t uid = two_tenants && place + 1 == kProcesses ? kSomebody : 0;
+    r.process = std::make_unique<DaemonProcess>(
+        ClientBinary(),
+        std::vector<std::string>{
+            "--unix", socket(), "--tcp", uid == 0 ? ready_["listen"].get<std::string>() : "none",
+            "--name", absl::StrCat("p", r.number), "--seed", absl::StrCat(Mix(seed ^ r.number)),
+            "--threads", absl::StrCat(kThreads)},
+        uid);
+    ASSERT_EQ(r.process->ReadLine(std::chrono::seconds(60)), "running")
+        << r.process->standard_error();
+  };
+  // Ends by itself, says what it did. Whatever else it says is what is wrong.
+  const auto finish = [&](Running& r) {
+    r.process->Signal(SIGCONT);
+    r.process->Signal(SIGTERM);
+    const std::string line = r.process->ReadLine(std::chrono::seconds(60));
+    ASSERT_TRUE(absl::StartsWith(line, "done {")) << "client " << r.number << ": " << line << "\n"
+                                                  << r.process->standard_error();
+    EXPECT_EQ(r.process->WaitExit(std::chrono::seconds(60)).code, 0) << r.process->standard_error();
+    const nlohmann::json counts = nlohmann::json::parse(line.substr(5));
+    for (const auto& [what, count] : counts.items()) {
+      did[what] += count.get<std::uint64_t>();
+    }
+  };
+  const auto kill = [&](Running& r) {
+    r.process->Signal(SIGKILL);
+    // One that ended before saw something wrong, or crashed.
+    EXPECT_EQ(r.process->WaitExit().signal, SIGKILL)
+        << "client " << r.number << ": " << r.process->ReadLine(std::chrono::seconds(1)) << "\n"
+        << r.process->standard_error();
+  };
+
+  for (std::uint32_t place = 0; place < kProcesses; ++place) {
+    ASSERT_NO_FATAL_FAILURE(spawn(place));
+  }
+  const int descriptors_with_clients = Descriptors();
+  const absl::Time end = absl::Now() + length;
+  while (absl::Now() < end && !HasFailure()) {
+    absl::SleepFor(absl::Milliseconds(static_cast<std::int64_t>(50 + random() % 300)));
+    for (Running& r : running) {
+      if (r.stopped_until == absl::InfinitePast() || absl::Now() < r.stopped_until) continue;
+      r.process->Signal(SIGCONT);
+      r.stopped_until = absl::InfinitePast();
+    }
+    const auto place = static_cast<std::uint32_t>(random() % kProcesses);
+    Running& r = running[place];
+    const auto how = random() % 10;
+    if (how < 4) {
+      ++did["SIGKILL"];
+      kill(r);  // Stopped or not.
+      ASSERT_NO_FATAL_FAILURE(spawn(place));
+      r.stopped_until = absl::InfinitePast();
+    } else if (how < 7) {
+      ++did["SIGSTOP"];
+      r.process->Signal(SIGSTOP);
+      r.stopped_until =
+          absl::Now() + absl::Milliseconds(static_cast<std::int64_t>(50 + random() % 900));
+    } else if (how < 8) {
+      ASSERT_NO_FATAL_FAILURE(finish(r));
+      ASSERT_NO_FATAL_FAILURE(spawn(place));
+      r.stopped_until = absl::InfinitePast();
+    } else {
+      ASSERT_TRUE(client_->Stat().ok());
+    }
+  }
+  for (Running& r : running) ASSERT_NO_FATAL_FAILURE(finish(r));
+  std::printf("%s\n", nlohmann::json(did).dump().c_str());
+  std::printf("evicted %.0f loaded %.0f expired leases %.0f\n",
+              Metric("evicted_blocks_total{tier=\"host\",reason=\"capacity\"}"),
+              Metric("stage_duration_seconds_count{op=\"fetch\",stage=\"disk\"}"),
+              Metric("lease_expirations_total"));
+  for (const char* what : {"store", "store by ranks", "fetch", "fetched blocks", "map", "look",
+                           "mapped blocks", "lookup", "register"}) {
+    EXPECT_GT(did[what], 0u) << what;
+  }
+
+  // Nothing of a client is left.
+  for (const char* gauge : {"sessions", "leases", "leased_bytes", "referenced_blocks",
+                            "registrations", "data_calls", "data_connections", "staging_bytes"}) {
+    EXPECT_TRUE(Eventually([&] { return Metric(gauge) == 0; })) << gauge << " " << Metric(gauge);
+  }
+  EXPECT_EQ(client_->Stat()->checksum_failures, 0u);
+  const auto verified = client_->Verify({.timeout = absl::Minutes(2)});
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_GT(verified->records_checked, 0u);
+  EXPECT_EQ(verified->failures, 0u);
+  for (const uid_t uid : {uid_t{0}, kSomebody}) {
+    if (uid != 0 && !two_tenants) continue;
+    DaemonProcess clear(ClientBinary(), {"--unix", socket(), "--clear"}, uid);
+    EXPECT_EQ(clear.WaitExit(std::chrono::seconds(60)).code, 0);
+  }
+  for (const char* gauge :
+       {"assembling_blocks", "unwritten_blocks", "tier_used_bytes{tier=\"host\"}",
+        "tier_blocks{tier=\"host\"}", "tier_blocks{tier=\"disk\"}"}) {
+    EXPECT_TRUE(Eventually([&] { return Metric(gauge) == 0; })) << gauge << " " << Metric(gauge);
+  }
+  // 3 processes of clients less; the disk's files vary.
+  EXPECT_TRUE(Eventually([&] { return Descriptors() < descriptors_with_clients; }))
+      << Descriptors() << " descriptors, with three processes of clients they were "
+      << descriptors_with_clients;
+  std::printf("resident %llu KiB\n", static_cast<unsigned long long>(ResidentKiB()));
+  daemon_->Signal(SIGTERM);
+  EXPECT_EQ(daemon_->WaitExit(std::chrono::seconds(60)).code, 0) << daemon_->standard_error();
+}
+
+TEST_F(StressTest, EveryByteIsRightAndNothingIsLeft) {
+  Stress(absl::Seconds(static_cast<std::int64_t>(Argument("seconds", ShortOrLong(2, 30)))), false);
+}
+
+TEST_F(StressTest, OfTwoTenantsNeitherSeesTheOther) {
+  if (!LongForm()) GTEST_SKIP() << "in the long form only: KVMILL_LONG=1";
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to act as another user";
+  Stress(absl::Seconds(static_cast<std::int64_t>(Argument("seconds", 10))), true);
+}
+
+}  // namespace
+}  // namespace kvmill::stress

@@ -1,0 +1,99 @@
+// One thread of a stress_client: random operations, and what it knows about the blocks.
+#ifndef KVMILL_TESTS_STRESS_STRESS_WORKER_H_
+#define KVMILL_TESTS_STRESS_STRESS_WORKER_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/client.h"
+#include "client/mapped_blocks.h"
+#include "tests/stress/stress_model.h"
+
+namespace kvmill::stress {
+
+// The ways to the daemon that a process has, and its namespaces.
+struct Clients {
+  // `tcp` may be empty: then there is no remote client. Ends the process when it cannot.
+  static std::unique_ptr<Clients> Connect(const std::string& unix_path, const std::string& tcp);
+
+  std::unique_ptr<Client> local;           // Inline over the socket, encoded by the daemon.
+  std::unique_ptr<Client> ucx;             // The socket and UCX, encoded here.
+  std::unique_ptr<Client> remote;          // TCP and UCX, encoded here; null without `tcp`.
+  std::unique_ptr<Client> inline_encoded;  // Inline, encoded here.
+  std::unique_ptr<Client> ucx_raw;         // UCX, encoded by the daemon.
+  ClientNamespace spaces[kSpaces];
+};
+
+class Worker {
+ public:
+  Worker(const Model& model, const Clients& clients, std::uint64_t seed, std::string name);
+
+  void Step();
+  const std::map<std::string, std::uint64_t>& did() const { return did_; }
+
+ private:
+  // What may be there of a sequence that only this thread stores: for each block and layer group
+  // the variants that a reader may see. Empty: a hit is wrong. An upper bound, since eviction and
+  // other threads' Clear take away what they like.
+  struct Private {
+    Space space = Space::kTiles;
+    std::string name;
+    std::array<std::array<unsigned, 2>, kBlocks> allowed{};
+  };
+  struct Target {
+    Space space = Space::kTiles;
+    std::string name;
+    Private* own = nullptr;  // Null: everybody's.
+    unsigned variants() const { return own == nullptr ? 1 : kVariants; }
+  };
+  struct Held {
+    Target target;
+    Private seen;  // Of a private one, what may be seen in this mapping.
+    Client::MappedPtr mapped;
+  };
+  class Sink;
+
+  std::uint64_t Below(std::uint64_t n) { return random_() % n; }
+  bool OneIn(std::uint64_t n) { return Below(n) == 0; }
+  Target Pick();
+  Client& AnyClient();
+  CallOptions AnyTimeout();
+  // After a call whose outcome is not known the thread forgets the sequence and takes a new name.
+  void Forget(Private* own);
+  void NotePages(const Target& target, std::uint32_t block, std::uint32_t group, unsigned matching,
+                 const char* how);
+  void CheckFailure(const absl::Status& status, const char* how);
+
+  void Store();
+  void StoreByRanks();
+  void StoreNotFinite();
+  void Fetch();
+  void Map();
+  void LookAt(Held& held);
+  void AttendTo(Held& held);
+  void OutlastLease(Held& held);
+  void Lookup();
+  void Remove();
+  void RegisterMemory();
+  void CutOneSocket();
+  void Administer();
+
+  const Model& model_;
+  const Clients& clients_;
+  std::mt19937_64 random_;
+  const std::string name_;
+  std::uint64_t names_ = 0;
+  std::vector<std::unique_ptr<Private>> privates_;
+  std::vector<Held> held_;
+  std::map<std::string, std::uint64_t> did_;
+};
+
+}  // namespace kvmill::stress
+
+#endif  // KVMILL_TESTS_STRESS_STRESS_WORKER_H_
