@@ -128,7 +128,7 @@ class ListStream {
     if (status_.ok()) {
       done_(std::move(blocks_));
     } else {
-      done_(FromGrpc(status_));
+      done_(connection_.StatusOf(status_));
     }
     connection_.End(&context_);
     delete this;

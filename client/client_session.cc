@@ -162,6 +162,10 @@ class ClientSession::Stream {
   }
 
   void OnFinish(bool) {
+    {
+      // Whoever called FinishIfIdle, on the other thread of the queue, may still hold the lock.
+      MutexLock lock(mu_);
+    }
     owner_.connection_.NoteBootId(context_);
     if (status_.error_code() == grpc::StatusCode::UNAUTHENTICATED) {
       owner_.connection_.PassRefused(pass_);

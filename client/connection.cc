@@ -234,6 +234,14 @@ void Connection::NoteBootId(const std::string& boot_id_hex) {
   if (restarted) LogInfo("the daemon was restarted");
 }
 
+absl::Status Connection::StatusOf(const grpc::Status& status) const {
+  if (status.error_code() == grpc::StatusCode::CANCELLED) {
+    MutexLock lock(mu_);
+    if (!stopping_) return absl::UnavailableError("the daemon stopped during the call");
+  }
+  return FromGrpc(status);
+}
+
 absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());

@@ -96,7 +96,7 @@ class FetchStream {
       if (!failed_.ok()) {
         result = failed_;
       } else if (!grpc_status_.ok()) {
-        result = FromGrpc(grpc_status_);
+        result = connection_.StatusOf(grpc_status_);
       } else {
         CloseBlock();
         result = std::move(result_);

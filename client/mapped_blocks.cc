@@ -67,6 +67,7 @@ absl::Status MappedBlocks::Content::CheckPage(std::size_t block, std::size_t pag
   const PagePosition& p = pages[page];
   const std::uint64_t generation = LoadGeneration(GenerationWordOf(p));
   if (generation == p.generation) return absl::OkStatus();
+  KVMILL_RETURN_IF_ERROR(CheckLeases());  // When that is why, it says more.
   return absl::AbortedError(absl::StrCat("block ", block, ": the memory of a page has generation ",
                                          generation, ", the lease was on ", p.generation,
                                          ": it is another block's"));

@@ -149,7 +149,7 @@ class StoreStream {
 
   void OnFinish(bool) {
     connection_.NoteBootId(*context_);
-    status_ = FromGrpc(grpc_status_);
+    status_ = connection_.StatusOf(grpc_status_);
     if (absl::IsUnauthenticated(status_)) connection_.PassRefused(pass_);
     outgoing_.Clear();
     stream_.reset();

@@ -55,7 +55,7 @@ class UnaryCall final : public Completion {
     } else if (status_.ok()) {
       done_(convert_(reply_));
     } else {
-      done_(FromGrpc(status_));
+      done_(connection_.StatusOf(status_));
     }
     connection_.End(&context_);
     delete this;

@@ -360,7 +360,7 @@ absl::Status Node::Impl::StartHttp() {
 absl::StatusOr<DoorClient::ArenaMemory> Node::Impl::ArenaFor(DoorClientId client,
                                                              const DoorArenaRequest& request) {
   // A lease in the arena is what says that it belongs to the client's tenant, and keeps it there.
-  absl::StatusOr<DoorClient::ArenaMemory> memory = absl::NotFoundError(
+  absl::StatusOr<DoorClient::ArenaMemory> memory = absl::AbortedError(
       absl::StrCat("lease ", request.lease, " is not one of this client, or it ended"));
   sessions_->WithLease(client, request.lease, [&](const BlockRef& block) {
     std::vector<TieredStore::PageLocation> pages;

@@ -407,7 +407,8 @@ void SessionTable::Stop(const absl::Status& why) {
   {
     MutexLock lock(mu_);
     if (stopped_.ok()) stopped_ = why;
-    while (!sessions_.empty()) End(sessions_.begin(), why, &after);
+    const absl::Status ended = absl::AbortedError(why.message());
+    while (!sessions_.empty()) End(sessions_.begin(), ended, &after);
   }
   after.Run();
 }

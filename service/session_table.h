@@ -145,7 +145,8 @@ class SessionTable {
   void Advance();
   // Tells everybody.
   void Drain();
-  // Ends every session; no other one begins: Open answers with `why`.
+  // Ends every session, with ABORTED and the text of `why`: none of them can be resumed. No other
+  // one begins: Open answers with `why`.
   void Stop(const absl::Status& why);
 
   struct Stats {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "client/cli/human.h"
+#include "client/client.h"
 #include "client/units.h"
 #include "storage/core/status_macros.h"
 
@@ -29,8 +30,8 @@ int ExitCodeOf(const absl::Status& status) {
 }
 
 // What to do next, where the code alone tells.
-absl::string_view HintFor(absl::StatusCode code) {
-  switch (code) {
+absl::string_view HintFor(const absl::Status& status) {
+  switch (status.code()) {
     case absl::StatusCode::kUnavailable:
       return " (is kvmilld running there? --server names its socket or address)";
     case absl::StatusCode::kDeadlineExceeded:
@@ -39,7 +40,10 @@ absl::string_view HintFor(absl::StatusCode code) {
       return " (admin commands work on the daemon's --admin address, and on its socket for its own "
              "user and root)";
     case absl::StatusCode::kResourceExhausted:
-      return " (the daemon is full: evict, or try again later)";
+      // Blocks that find no room come with a time to wait; other limits are not about room.
+      return RetryAfter(status) > absl::ZeroDuration()
+                 ? " (the daemon is full: evict, or try again later)"
+                 : "";
     default:
       return "";
   }
@@ -159,7 +163,7 @@ int CommandLine::Run(int argc, char** argv) {
   }
   if (!status.ok()) {
     std::cerr << "kvmill " << selected_name_ << ": " << OneLine(status.message());
-    if (ExitCodeOf(status) == kFailed) std::cerr << HintFor(status.code());
+    if (ExitCodeOf(status) == kFailed) std::cerr << HintFor(status);
     if (ExitCodeOf(status) == kUsage) {
       std::cerr << "; see 'kvmill " << selected_name_ << " --help'";
     }
