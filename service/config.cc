@@ -87,7 +87,8 @@ Option OneOf(const char* name, const char* help, std::vector<std::string> allowe
           [member](const Config& c) { return c.*member; }};
 }
 
-Option Time(const char* name, const char* help, absl::Duration max, absl::Duration Config::*member) {
+Option Time(const char* name, const char* help, absl::Duration max,
+            absl::Duration Config::*member) {
   return {{name, "DURATION", help},
           [member, max](absl::string_view value, Config* c) -> absl::Status {
             KVMILL_ASSIGN_OR_RETURN(const absl::Duration time, ParseDuration(value));

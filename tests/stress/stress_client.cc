@@ -2,6 +2,7 @@
 // byte that it sees against the model, until SIGTERM (or something harder) ends it.
 //   stress_client --unix PATH --tcp HOST:PORT|none --name NAME --seed N --threads N
 //   stress_client --unix PATH --clear
+//   stress_client --unix PATH --race     Races, to see whether ThreadSanitizer sees it.
 // NAME is of this process alone. Says "running", at the end "done " and what it did as JSON;
 // "WRONG:
 // ..." and exit code 70 when it saw what must not be.
@@ -11,6 +12,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -36,6 +38,21 @@ int Clear(const std::string& unix_path) {
   return 0;
 }
 
+// Between the caller of an asynchronous call and its completion, which gRPC's queue hands to
+// another thread: the kind of fault that the rules of tsan_grpc.cc must not hide.
+int Race(const std::string& unix_path) {
+  const auto client = Client::Create({.address = "unix:" + unix_path});
+  int unguarded = 0;
+  std::promise<void> done;
+  (*client)->StatAsync({}, [&](const absl::StatusOr<ServerStat>&) {
+    ++unguarded;
+    done.set_value();
+  });
+  ++unguarded;
+  done.get_future().wait();
+  return unguarded == 2 ? 0 : 1;
+}
+
 int Main(const std::vector<std::string>& arguments) {
   std::map<std::string, std::string> options;
   for (std::size_t i = 0; i < arguments.size(); i += 2) {
@@ -43,6 +60,7 @@ int Main(const std::vector<std::string>& arguments) {
     options[arguments[i].substr(2)] = i + 1 < arguments.size() ? arguments[i + 1] : "";
   }
   if (options.contains("clear")) return Clear(options["unix"]);
+  if (options.contains("race")) return Race(options["unix"]);
   std::uint64_t seed = 0;
   std::uint32_t threads = 0;
   if (!absl::SimpleAtoi(options["seed"], &seed) || !absl::SimpleAtoi(options["threads"], &threads))

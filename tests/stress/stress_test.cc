@@ -12,12 +12,15 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
+#include <sstream>
 #include <vector>
 
+#include "absl/base/config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -234,6 +237,24 @@ TEST_F(StressTest, OfTwoTenantsNeitherSeesTheOther) {
   if (!LongForm()) GTEST_SKIP() << "in the long form only: KVMILL_LONG=1";
   if (geteuid() != 0) GTEST_SKIP() << "needs root to act as another user";
   Stress(absl::Seconds(static_cast<std::int64_t>(Argument("seconds", 10))), true);
+}
+
+TEST_F(StressTest, ThreadSanitizerSeesARaceBehindGrpc) {
+#ifndef ABSL_HAVE_THREAD_SANITIZER
+  GTEST_SKIP() << "in the tsan preset only";
+#else
+  Start("64MiB");
+  const std::string said = directory_ / "said";
+  // Not a DaemonProcess, which fails the test for what is wanted here.
+  const int status =
+      std::system(absl::StrCat(ClientBinary(), " --unix ", socket(), " --race 2> ", said).c_str());
+  EXPECT_NE(status, 0);
+  std::ifstream file(said);
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_THAT(text.str(), ::testing::HasSubstr("data race"));
+  EXPECT_THAT(text.str(), ::testing::HasSubstr("stress_client.cc"));
+#endif
 }
 
 }  // namespace
