@@ -103,7 +103,7 @@ class GpuMapTest : public DaemonTest {
   }
   bool AreOnGpu(const ClientNamespace& ns, const std::string& name, std::uint32_t count) {
     for (int i = 0; i < 3000; ++i) {
-      const auto found = client_->Lookup(ns, KeysOf(name, count), false);
+      const auto found = client_->Lookup(ns, KeysOf(name, count), {});
       if (found.ok() && found->tiers == std::vector<Tier>(count, Tier::kGpu)) return true;
       usleep(10'000);
     }

@@ -125,8 +125,9 @@ TEST_F(DeviceEncoderTest, PagesOnADeviceGiveTheBytesThatTheyGiveInHostMemory) {
   EXPECT_EQ(store_->stats().raw_blocks, 0u);
   // In 16 bits: a sink block, a tail, and a head whose scales no tile holds.
   ExpectTheSame(Id(2), {.token_count = kTokens, .block_index = 0}, ValuesOf(2));
-  ExpectTheSame({space_, 0, TailKey(Key(1), 23)},
-                {.parent = Key(1), .token_count = 23, .block_index = 2}, ValuesOf(3, 23));
+  ExpectTheSame({space_, 0, TailKey(Key(1), 23, Key(3))},
+                {.parent = Key(1), .token_count = 23, .block_index = 2, .tail_key = Key(3)},
+                ValuesOf(3, 23));
   Values values = ValuesOf(4);
   const std::size_t head_values = std::size_t{2} * kTokens * kDim;
   for (std::size_t i = 0; i < head_values; ++i) values[head_values + i] = FloatToFloat16(60000.0f);

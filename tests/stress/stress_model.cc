@@ -57,12 +57,16 @@ std::uint32_t TailTokens(const std::string& sequence) {
   return 1 + static_cast<std::uint32_t>(HashOfText(sequence) % (kBlockTokens - 1));
 }
 
+BlockKey TailsOwnKey(const std::string& sequence) {
+  return *BlockKey::FromBytes(absl::StrCat(sequence, "/tail"));
+}
+
 std::vector<BlockKey> KeysOf(const std::string& sequence) {
   std::vector<BlockKey> keys;
   for (std::uint32_t block = 0; block < kWholeBlocks; ++block) {
     keys.push_back(*BlockKey::FromBytes(absl::StrCat(sequence, "/", block)));
   }
-  keys.push_back(TailKey(keys.back(), TailTokens(sequence)));
+  keys.push_back(TailKey(keys.back(), TailTokens(sequence), TailsOwnKey(sequence)));
   return keys;
 }
 
@@ -167,7 +171,7 @@ StoreInput::StoreInput(const Model& model, Space space, const std::string& seque
   values_.reserve(2 * layers_.size());
   for (std::uint32_t b = 0; b < kBlocks; ++b) {
     StoreBlock& block = blocks_.emplace_back();
-    block.key = keys[b];
+    block.key = b == kWholeBlocks ? TailsOwnKey(sequence) : keys[b];
     if (b > 0) block.parent = keys[b - 1];
     block.block_index = b;
     block.token_count = b == kWholeBlocks ? TailTokens(sequence) : kBlockTokens;

@@ -46,7 +46,8 @@ inline std::uint64_t Mix(std::uint64_t x) {
 }
 
 std::uint32_t TailTokens(const std::string& sequence);  // 1 to kBlockTokens - 1.
-// Of its whole blocks, then of its tail.
+BlockKey TailsOwnKey(const std::string& sequence);      // As an engine names it.
+// Of its whole blocks, then of its tail, as they are stored.
 std::vector<BlockKey> KeysOf(const std::string& sequence);
 
 // Thread-safe after construction.

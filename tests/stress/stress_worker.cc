@@ -396,7 +396,8 @@ void Worker::Lookup() {
     return;
   }
   keys.pop_back();
-  const auto found = AnyClient().Lookup(ns, keys, true);
+  const TailCandidate tail{TailsOwnKey(target.name), TailTokens(target.name), kWholeBlocks};
+  const auto found = AnyClient().Lookup(ns, keys, {&tail, 1});
   ++did_["lookup"];
   if (!found.ok()) return CheckFailure(found.status(), "lookup");
   if (found->tail_tokens != 0 && found->tail_tokens != TailTokens(target.name)) {
