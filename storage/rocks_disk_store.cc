@@ -291,20 +291,27 @@ absl::Status RocksDiskStoreImpl::Write(const DiskBlockMeta& meta,
         "block of %d bytes, an epoch of the disk tier has %d", bytes, epoch_bytes_));
   }
   const std::string meta_key = EncodeMetaKey(meta.id);
-  const DiskIdLocks::Held held = locks_.Lock({meta_key});
-  const absl::StatusOr<DecodedMeta> existing = FindBlock(*database_, meta_key);
-  if (existing.ok()) return absl::AlreadyExistsError("block is on disk");
-  // A damaged entry is written over; any other failure is the disk's.
-  if (!absl::IsNotFound(existing.status()) && !absl::IsDataLoss(existing.status())) {
-    return existing.status();
-  }
-
+  const auto check_absent = [&]() -> absl::Status {
+    const absl::Status found = FindBlock(*database_, meta_key).status();
+    if (found.ok()) return absl::AlreadyExistsError("block is on disk");
+    // A damaged entry is written over; any other failure is the disk's.
+    if (!absl::IsNotFound(found) && !absl::IsDataLoss(found)) return found;
+    return absl::OkStatus();
+  };
+  KVMILL_RETURN_IF_ERROR(check_absent());
+  // The block is not locked meanwhile: who waits for room waits for the evictor, and that locks
+  // every block which it saw in the oldest epoch, also one that was removed and comes again.
   absl::StatusOr<RocksEpochs::Place> place = epochs_->Acquire(bytes, /*reinsert=*/false);
   if (!place.ok() && MayResume()) {
     database_->Resume();
     place = epochs_->Acquire(bytes, /*reinsert=*/false);
   }
   if (!place.ok()) return Explain(place.status());
+  const DiskIdLocks::Held held = locks_.Lock({meta_key});
+  if (absl::Status absent = check_absent(); !absent.ok()) {
+    epochs_->Complete(*place, /*written=*/false);
+    return absent;
+  }
   absl::Status status = WriteAt(meta_key, meta, *place, pages);
   if (!status.ok() && MayResume()) {
     database_->Resume();

@@ -96,6 +96,40 @@ TEST_F(RocksDiskStoreCapTest, FiveTimesTheCapLeavesTheFilesBelowCapAndOneEpoch) 
   EXPECT_GT(present * kBlockBytes, options_.capacity_bytes * 3 / 4);
 }
 
+// The evictor locks every block that it saw in the oldest epoch. One that was removed since and
+// comes again waits for room, that is, for the evictor, which must not wait for it in turn.
+TEST_F(RocksDiskStoreCapTest, ARemovedBlockThatComesAgainDuringADropDoesNotHoldItUp) {
+  constexpr std::size_t kSmallBytes = 2048;  // An epoch has more blocks than go at once (256).
+  constexpr std::uint64_t kOfFirstEpoch = 300;
+  const std::uint64_t blocks = 2 * options_.capacity_bytes / kSmallBytes;
+  Open();
+  std::atomic<std::uint64_t> written{0};
+  std::thread again;
+  absl::Status stored_again = absl::UnknownError("not tried");
+  store_->SetEvictedCallback([&](absl::Span<const DiskBlockId> ids) {
+    if (again.joinable()) return;
+    std::set<std::string> gone;
+    for (const DiskBlockId& id : ids) gone.insert(id.key.ToHex());
+    std::uint64_t number = 0;
+    while (gone.contains(MakeBlock(number, 1, kSmallBytes).meta.id.key.ToHex())) ++number;
+    ASSERT_LT(number, kOfFirstEpoch);
+    // Until there is no room left: the other writer stands still.
+    for (std::uint64_t before = ~std::uint64_t{0}; before != written;) {
+      before = written;
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    }
+    ASSERT_TRUE(store_->Remove({MakeBlock(number, 1, kSmallBytes).meta.id}).ok());
+    again = std::thread([&, number] { stored_again = Put(MakeBlock(number, 1, kSmallBytes)); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // Now it waits, too.
+  });
+  for (; written < blocks && !HasFailure(); ++written) {
+    ASSERT_TRUE(Put(MakeBlock(written, 1, kSmallBytes)).ok()) << written;
+  }
+  ASSERT_TRUE(again.joinable());
+  again.join();
+  EXPECT_TRUE(stored_again.ok()) << stored_again;
+}
+
 TEST_F(RocksDiskStoreCapTest, ReadingEverythingStillMakesRoom) {
   OpenCounting();
   const std::uint64_t blocks = 3 * options_.capacity_bytes / kBlockBytes;
