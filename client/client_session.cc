@@ -170,7 +170,7 @@ class ClientSession::Stream {
     if (status_.error_code() == grpc::StatusCode::UNAUTHENTICATED) {
       owner_.connection_.PassRefused(pass_);
     }
-    const absl::Status status = FromGrpc(status_);
+    const absl::Status status = owner_.connection_.StatusOf(status_);
     stream_.reset();
     channel_.reset();
     Connection& connection = owner_.connection_;

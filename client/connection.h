@@ -105,10 +105,10 @@ class Connection {
   void PostAt(std::chrono::steady_clock::time_point when, std::function<void()> task);
 
   std::string boot_id() const;
-  // From a reply's initial metadata.
   // What a call that this client did not cancel ended with: a daemon that stops cancels what it
   // cannot finish, which to its callers is UNAVAILABLE.
   absl::Status StatusOf(const grpc::Status& status) const;
+  // From a reply's initial metadata.
   void NoteBootId(const grpc::ClientContext& call);
   void NoteBootId(const std::string& boot_id_hex);
 

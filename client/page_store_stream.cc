@@ -158,13 +158,16 @@ void PageStoreStream::FinishIfIdle() {
 
 void PageStoreStream::OnFinish(bool) {
   connection_.NoteBootId(context_);
-  const absl::Status status = FromGrpc(grpc_status_);
-  if (absl::IsUnauthenticated(status)) connection_.PassRefused(pass_);
+  if (grpc_status_.error_code() == grpc::StatusCode::UNAUTHENTICATED) {
+    connection_.PassRefused(pass_);
+  }
+  absl::Status status;
   stream_.reset();
   channel_.reset();
   bool ask = false;
   {
     MutexLock lock(mu_);
+    status = cancelled_ ? FromGrpc(grpc_status_) : connection_.StatusOf(grpc_status_);
     status_ = status;
     ask = !status.ok() && pieces_.sent_anything();
   }
