@@ -156,6 +156,24 @@ NamespaceSpec DaemonTest::SmallSpec() {
   return spec;
 }
 
+EngineGeometry DaemonTest::SmallGeometry() {
+  EngineGeometry geometry;
+  geometry.regions = {{0x10000, 1 << 20}};
+  EngineLayers l;
+  l.block_tokens = 64;
+  l.head_dim = 64;
+  l.head_count = 2;
+  l.page_tokens = 16;
+  l.page_count = 4;
+  l.page_bytes = l.page_stride_bytes = 16 * 2 * 64 * 2;
+  l.head_stride_bytes = 128;
+  l.token_stride_bytes = 256;
+  l.keys = {{0, 0}, {0, 1 << 18}};
+  l.values = {{0, 2 << 18}, {0, 3 << 18}};
+  geometry.layers = {l};
+  return geometry;
+}
+
 std::vector<std::string> DaemonTest::DefaultArguments() const {
   return {"--socket", socket(), "--host-bytes", "256MiB", "--encode-threads", "2"};
 }

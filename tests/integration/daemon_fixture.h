@@ -76,6 +76,8 @@ class DaemonTest : public ::testing::Test {
  protected:
   // 2 layers of full attention, 2 heads, D 64, blocks of 64 tokens, k4v2.
   static NamespaceSpec SmallSpec();
+  // Memory of an engine with pages for one block of it, from 0x10000 on, never looked at.
+  static EngineGeometry SmallGeometry();
 
   std::vector<std::string> DefaultArguments() const;
   // Starts the daemon with DefaultArguments() and `more`, and connects. Fails the test otherwise.

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 namespace kvmill::testing {
@@ -144,6 +145,20 @@ Exit DaemonProcess::WaitExit(std::chrono::seconds timeout) {
   while (ReadOutput(deadline)) {
   }
   return exit;
+}
+
+int DaemonProcess::OpenDescriptors() const {
+  const std::filesystem::directory_iterator all("/proc/" + std::to_string(pid_) + "/fd");
+  return static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+std::uint64_t DaemonProcess::ResidentKiB() const {
+  std::ifstream file("/proc/" + std::to_string(pid_) + "/status");
+  std::uint64_t kib = 0;
+  for (std::string word; file >> word;) {
+    if (word == "RssAnon:") file >> kib;
+  }
+  return kib;
 }
 
 std::string DaemonProcess::standard_error() const {

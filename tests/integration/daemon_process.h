@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -51,6 +52,8 @@ class DaemonProcess {
   Exit WaitExit(std::chrono::seconds timeout = std::chrono::seconds(60));
 
   pid_t pid() const { return pid_; }
+  int OpenDescriptors() const;
+  std::uint64_t ResidentKiB() const;                       // Of anonymous memory.
   std::string standard_error() const;                      // So far.
   std::string standard_output() const { return output_; }  // Read so far.
   // The next line of standard output, without its end; empty when there is none in time.

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <filesystem>
 #include <fstream>
 #include <thread>
 #include <vector>
@@ -64,24 +63,6 @@ class MapTest : public DaemonTest {
     return WaitForStat([](const ServerStat& s) { return s.leases == 0 && s.sessions == 0; });
   }
   std::uint64_t HostUsedBytes() { return client_->Stat()->tiers[0].used_bytes; }
-  int Descriptors() const {
-    int count = 0;
-    for (const auto& fd :
-         std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"))) {
-      static_cast<void>(fd);
-      ++count;
-    }
-    return count;
-  }
-  std::uint64_t ResidentKiB() const {
-    std::ifstream file(absl::StrCat("/proc/", daemon_->pid(), "/status"));
-    std::string word;
-    std::uint64_t kib = 0;
-    while (file >> word) {
-      if (word == "RssAnon:") file >> kib;
-    }
-    return kib;
-  }
 };
 
 TEST_F(MapTest, MappedPagesAreTheBytesThatAFetchBrings) {
@@ -418,12 +399,12 @@ TEST_F(MapTest, SessionsComeAndGoWithoutATrace) {
   };
   cycle(20);
   absl::SleepFor(absl::Milliseconds(300));
-  const int descriptors = Descriptors();
-  const std::uint64_t resident = ResidentKiB();
+  const int descriptors = daemon_->OpenDescriptors();
+  const std::uint64_t resident = daemon_->ResidentKiB();
   cycle(ShortOrLong(150, 10'000));
-  for (int i = 0; i < 200 && Descriptors() > descriptors; ++i) usleep(10'000);
-  EXPECT_LE(Descriptors(), descriptors);
-  EXPECT_LT(ResidentKiB(), resident + (16 << 10)) << "KiB";
+  for (int i = 0; i < 200 && daemon_->OpenDescriptors() > descriptors; ++i) usleep(10'000);
+  EXPECT_LE(daemon_->OpenDescriptors(), descriptors);
+  EXPECT_LT(daemon_->ResidentKiB(), resident + (16 << 10)) << "KiB";
 }
 
 TEST_F(MapTest, OnlyLocalClientsMapAndTheReasonIsSaid) {
@@ -458,20 +439,7 @@ TEST_F(MapTest, AForkedChildHasNoMapping) {
 TEST_F(MapTest, EnginesDescribeTheirMemoryAndEventsAreHeard) {
   Start({"--listen", "127.0.0.1:0", "--insecure"});
   const ClientNamespace ns = Open("n", SmallSpec());
-  EngineGeometry geometry;
-  geometry.regions = {{0x10000, 1 << 20}};
-  EngineLayers l;
-  l.block_tokens = 64;
-  l.head_dim = 64;
-  l.head_count = 2;
-  l.page_tokens = 16;
-  l.page_count = 4;
-  l.page_bytes = l.page_stride_bytes = 16 * 2 * 64 * 2;
-  l.head_stride_bytes = 128;
-  l.token_stride_bytes = 256;
-  l.keys = {{0, 0}, {0, 1 << 18}};
-  l.values = {{0, 2 << 18}, {0, 3 << 18}};
-  geometry.layers = {l};
+  EngineGeometry geometry = SmallGeometry();
   for (const std::string& address :
        {absl::StrCat("unix:", socket()), ready_["listen"].get<std::string>()}) {
     std::atomic<int> draining{0};

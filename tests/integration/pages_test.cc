@@ -198,10 +198,6 @@ class PagesTest : public DaemonTest {
     for (int i = 0; i < 2000 && !SharedMappings().empty(); ++i) usleep(5000);
     return SharedMappings().empty();
   }
-  std::ptrdiff_t Descriptors() const {
-    const std::filesystem::directory_iterator all(absl::StrCat("/proc/", daemon_->pid(), "/fd"));
-    return std::distance(begin(all), end(all));
-  }
 };
 
 TEST_F(PagesTest, PagesBecomeTheBytesThatACopyBecomes) {
@@ -365,6 +361,25 @@ TEST_F(PagesTest, LayersAreReadWhenTheyAreReadyAndNotBefore) {
   ASSERT_TRUE(stored.ok()) << stored.status();
   EXPECT_EQ(stored->blocks_stored, 6u) << stored->blocks[0].status;
   EXPECT_EQ(PagesOf(ns, KeysOf("s", 6)), want);
+}
+
+TEST_F(PagesTest, AStoreThatADaemonCannotFinishIsUnavailable) {
+  Start({"--drain-timeout", "1ms"});
+  const ClientNamespace ns = Open("n", SmallSpec());
+  Sequence sequence(SmallSpec(), 2 * 64, 3);
+  EnginePages pages(SmallSpec(), 8, false, 0, 2);
+  const BlockList list(SmallSpec(), "s", sequence.token_count(), Shuffled(8, 1));
+  const std::uint64_t registration = Register(*client_, ns, pages);
+  pages.FillAll(sequence, list.pages);
+  std::promise<absl::StatusOr<StoreResult>> done;
+  // The second layer never is ready.
+  client_->StorePagesAsync(ns, registration, list.blocks, {.request = 1, .ready_layers = 1}, {},
+                           [&](absl::StatusOr<StoreResult> r) { done.set_value(std::move(r)); });
+  auto result = done.get_future();
+  EXPECT_EQ(result.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  daemon_->Signal(SIGTERM);
+  const auto stored = result.get();
+  EXPECT_TRUE(absl::IsUnavailable(stored.status())) << stored.status();
 }
 
 class BusyPagesTest : public PagesTest {
@@ -687,7 +702,7 @@ TEST_F(PagesTest, WhatDoesNotFitIsRefusedByName) {
 TEST_F(PagesTest, AKilledClientLeavesNothingBehind) {
   Start();
   ASSERT_TRUE(client_->Stat().ok());  // Connects.
-  const auto descriptors = Descriptors();
+  const auto descriptors = daemon_->OpenDescriptors();
   for (int round = 0; round < ShortOrLong(3, 50); ++round) {
     auto probe = Probe({"pages_loop", absl::StrCat("k", round), "40"}, getuid());
     ASSERT_EQ(probe->ReadLine(), "running") << probe->standard_error();
@@ -697,9 +712,9 @@ TEST_F(PagesTest, AKilledClientLeavesNothingBehind) {
     probe->Signal(SIGKILL);
     probe->WaitExit();
     EXPECT_TRUE(WaitForStat([](const ServerStat& s) { return s.sessions == 0; }));
-    for (int i = 0; i < 2000 && Descriptors() != descriptors; ++i) usleep(5000);
+    for (int i = 0; i < 2000 && daemon_->OpenDescriptors() != descriptors; ++i) usleep(5000);
     EXPECT_TRUE(WaitUnmapped());
-    EXPECT_EQ(Descriptors(), descriptors);
+    EXPECT_EQ(daemon_->OpenDescriptors(), descriptors);
   }
 }
 

@@ -12,8 +12,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <future>
 #include <thread>
 #include <vector>
@@ -74,36 +72,6 @@ class SessionTest : public DaemonTest {
     }
     return cut;
   }
-  int Descriptors() const {
-    const std::filesystem::directory_iterator fds(absl::StrCat("/proc/", daemon_->pid(), "/fd"));
-    return static_cast<int>(std::distance(begin(fds), end(fds)));
-  }
-  std::uint64_t ResidentKiB() const {
-    std::ifstream file(absl::StrCat("/proc/", daemon_->pid(), "/status"));
-    std::string word;
-    std::uint64_t kib = 0;
-    while (file >> word) {
-      if (word == "RssAnon:") file >> kib;
-    }
-    return kib;
-  }
-  static EngineGeometry Geometry() {
-    EngineGeometry geometry;
-    geometry.regions = {{0x10000, 1 << 20}};
-    EngineLayers l;
-    l.block_tokens = 64;
-    l.head_dim = 64;
-    l.head_count = 2;
-    l.page_tokens = 16;
-    l.page_count = 4;
-    l.page_bytes = l.page_stride_bytes = 16 * 2 * 64 * 2;
-    l.head_stride_bytes = 128;
-    l.token_stride_bytes = 256;
-    l.keys = {{0, 0}, {0, 1 << 18}};
-    l.values = {{0, 2 << 18}, {0, 3 << 18}};
-    geometry.layers = {l};
-    return geometry;
-  }
 };
 
 TEST_F(SessionTest, ARemoteSessionIsResumedAfterItsConnectionBroke) {
@@ -113,7 +81,7 @@ TEST_F(SessionTest, ARemoteSessionIsResumedAfterItsConnectionBroke) {
   const ClientNamespace ns = Open("n", SmallSpec());
   std::vector<std::uint64_t> registrations;
   for (int round = 0; round < 5; ++round) {
-    const auto registration = engine->RegisterMemory(ns, Geometry());
+    const auto registration = engine->RegisterMemory(ns, SmallGeometry());
     ASSERT_TRUE(registration.ok()) << registration.status();
     registrations.push_back(*registration);
     EXPECT_GT(CutTcp(), 0);
@@ -181,7 +149,7 @@ TEST_F(SessionTest, ARemoteSessionThatNobodyResumesEndsAGraceAfterItsConnection)
   {
     RawSession session(ready_["listen"]);
     ASSERT_TRUE(session.opened()) << session.status().error_message();
-    ASSERT_TRUE(session.Register(Geometry()).ok());
+    ASSERT_TRUE(session.Register(SmallGeometry()).ok());
     absl::SleepFor(absl::Seconds(1));  // Longer than the grace: it is not of sessions that live.
     EXPECT_EQ(client_->Stat()->sessions, 1u);
     cut = absl::Now();
@@ -201,24 +169,24 @@ TEST_F(SessionTest, ThousandsOfRegistrationsLeaveNothing) {
   const auto cycle = [&](int count) {
     for (int i = 0; i < count; ++i) {
       Client& engine = i % 2 == 0 ? *local : *remote;
-      const auto registration = engine.RegisterMemory(ns, Geometry());
+      const auto registration = engine.RegisterMemory(ns, SmallGeometry());
       ASSERT_TRUE(registration.ok()) << i << ": " << registration.status();
       ASSERT_TRUE(engine.UnregisterMemory(*registration).ok()) << i;
     }
   };
   cycle(100);
-  const int descriptors = Descriptors();
-  const std::uint64_t resident = ResidentKiB();
+  const int descriptors = daemon_->OpenDescriptors();
+  const std::uint64_t resident = daemon_->ResidentKiB();
   cycle(ShortOrLong(600, 10'000));
   EXPECT_EQ(client_->Stat()->sessions, 2u);
-  EXPECT_LE(Descriptors(), descriptors + 2);
-  EXPECT_LT(ResidentKiB(), resident + (4 << 10)) << "KiB";
+  EXPECT_LE(daemon_->OpenDescriptors(), descriptors + 2);
+  EXPECT_LT(daemon_->ResidentKiB(), resident + (4 << 10)) << "KiB";
   EXPECT_EQ(ended, 0);
   // All 64 places are free.
   for (int i = 0; i < 64; ++i) {
-    EXPECT_TRUE(local->RegisterMemory(ns, Geometry()).ok()) << i;
+    EXPECT_TRUE(local->RegisterMemory(ns, SmallGeometry()).ok()) << i;
   }
-  EXPECT_EQ(local->RegisterMemory(ns, Geometry()).status().code(),
+  EXPECT_EQ(local->RegisterMemory(ns, SmallGeometry()).status().code(),
             absl::StatusCode::kResourceExhausted);
 }
 

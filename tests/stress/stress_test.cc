@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
@@ -68,24 +67,6 @@ class StressTest : public testing::DaemonTest {
     EXPECT_TRUE(absl::SimpleAtod(result->body.substr(begin, result->body.find('\n', begin) - begin),
                                  &value));
     return value;
-  }
-  int Descriptors() const {
-    int count = 0;
-    for (const auto& fd :
-         std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"))) {
-      static_cast<void>(fd);
-      ++count;
-    }
-    return count;
-  }
-  std::uint64_t ResidentKiB() const {
-    std::ifstream file(absl::StrCat("/proc/", daemon_->pid(), "/status"));
-    std::string word;
-    std::uint64_t kib = 0;
-    while (file >> word) {
-      if (word == "RssAnon:") file >> kib;
-    }
-    return kib;
   }
   void Stress(absl::Duration length, bool two_tenants);
   static bool Eventually(const std::function<bool()>& holds) {
@@ -159,7 +140,7 @@ void StressTest::Stress(absl::Duration length, bool two_tenants) {
   for (std::uint32_t place = 0; place < kProcesses; ++place) {
     ASSERT_NO_FATAL_FAILURE(spawn(place));
   }
-  const int descriptors_with_clients = Descriptors();
+  const int descriptors_with_clients = daemon_->OpenDescriptors();
   const absl::Time end = absl::Now() + length;
   while (absl::Now() < end && !HasFailure()) {
     absl::SleepFor(absl::Milliseconds(static_cast<std::int64_t>(50 + random() % 300)));
@@ -221,10 +202,10 @@ void StressTest::Stress(absl::Duration length, bool two_tenants) {
     EXPECT_TRUE(Eventually([&] { return Metric(gauge) == 0; })) << gauge << " " << Metric(gauge);
   }
   // 3 processes of clients less; the disk's files vary.
-  EXPECT_TRUE(Eventually([&] { return Descriptors() < descriptors_with_clients; }))
-      << Descriptors() << " descriptors, with three processes of clients they were "
+  EXPECT_TRUE(Eventually([&] { return daemon_->OpenDescriptors() < descriptors_with_clients; }))
+      << daemon_->OpenDescriptors() << " descriptors, with three processes of clients they were "
       << descriptors_with_clients;
-  std::printf("resident %llu KiB\n", static_cast<unsigned long long>(ResidentKiB()));
+  std::printf("resident %llu KiB\n", static_cast<unsigned long long>(daemon_->ResidentKiB()));
   daemon_->Signal(SIGTERM);
   EXPECT_EQ(daemon_->WaitExit(std::chrono::seconds(60)).code, 0) << daemon_->standard_error();
 }
