@@ -161,6 +161,10 @@ int CommandLine::Run(int argc, char** argv) {
     // Libraries below may throw where memory ends; our own code does not.
     status = absl::InternalError(error.what());
   }
+  // A full disk under a script's output must not look like success.
+  if (status.ok() && !std::cout.flush()) {
+    status = absl::InternalError("standard output could not be written");
+  }
   if (!status.ok()) {
     std::cerr << "kvmill " << selected_name_ << ": " << OneLine(status.message());
     if (ExitCodeOf(status) == kFailed) std::cerr << HintFor(status);

@@ -134,6 +134,7 @@ absl::Status Live(const CommonFlags& common, const TopOptions& options) {
       if (screen->TakeKeys()) break;
       screen->Draw(DrawTop(model.View(now), screen->width()));
     } else if (due && !Print(DrawTop(model.View(now), kPlainWidth))) {
+      std::cout.clear();  // Who reads has seen enough: no failure.
       break;
     }
     if (!signals.WaitReadable({keys, questions.fd()}, next_frame - absl::Now())) break;

@@ -9,6 +9,7 @@ import os
 import signal
 import stat
 import struct
+import subprocess
 import sys
 import time
 import unittest
@@ -193,6 +194,15 @@ class Usage(Case):
         self.assertIn("SHA-256", put)
         self.assertIn("kvmill-cli-1", put)
         self.assertIn("bytes_per_token_fp16 =", self.kvmill("capacity", "--help").output)
+
+    def test_output_that_cannot_be_written_is_exit_code_1(self):
+        command = [os.path.join(support.BIN_DIR, "kvmill"), "capacity", "--layers", "1", "--kv-heads", "1", "--head-dim", "128",
+                   "--format", "k4v2_g128", "--memory", "1GiB", "--json"]
+        self.assertEqual(subprocess.run(command, stdout=subprocess.DEVNULL, timeout=60).returncode, 0)
+        with open("/dev/full", "w") as full:
+            failed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertEqual(failed.returncode, 1)
+        self.assertEqual(failed.stderr, "kvmill capacity: standard output could not be written\n")
 
     def test_wrong_usage_is_exit_code_2_and_one_line(self):
         table = [
