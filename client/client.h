@@ -195,7 +195,7 @@ struct TierUsage {
 
 // Bytes of blocks that moved, by way.
 struct TransferUsage {
-  std::string path;       // "inline", "map" or "ucx".
+  std::string path;       // "inline", "map", "pages" or "ucx".
   std::string transport;  // "grpc", "shm", or what UCX negotiated.
   std::uint64_t bytes_in = 0, bytes_out = 0;
 };
@@ -446,10 +446,8 @@ class Client {
   // What UCX negotiated for the connection that is open now, as "tcp/eth0"; empty: there is none.
   std::string ucx_transport() const;
 
- public:
-  class Impl;  // Internal to client/.
-
  private:
+  class Impl;
   explicit Client(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -114,6 +114,12 @@ class Client::Impl {
         std::move(done));
   }
 
+  void Unregister(const SessionPtr& session, std::uint64_t registration, Deadline deadline,
+                  std::function<void(absl::Status)> done);
+  // The daemon knows the memory; now it gets what can be shared of it.
+  void Share(const std::shared_ptr<RegisteredMemory>& memory, Deadline deadline,
+             Done<std::uint64_t> done);
+
   // Runs `attempt(done)`; tries once more when the daemon was restarted meanwhile: it does not know
   // the token, or the namespace though that was opened here, which is registered first.
   template <typename T>

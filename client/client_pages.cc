@@ -5,37 +5,32 @@
 #include "client/page_stores.h"
 
 namespace kvmill {
-namespace {
-
-void Unregister(Client::Impl* impl, const SessionPtr& session, std::uint64_t registration,
-                Deadline deadline, std::function<void(absl::Status)> done) {
+void Client::Impl::Unregister(const SessionPtr& session, std::uint64_t registration,
+                              Deadline deadline, std::function<void(absl::Status)> done) {
   v1::UnregisterMemoryRequest request;
   request.set_session_id(session->id);
   request.set_registration(registration);
-  impl->Call<v1::UnregisterMemoryReply, int>(
+  Call<v1::UnregisterMemoryReply, int>(
       deadline,
       [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
         return channel.engine->PrepareAsyncUnregisterMemory(context, request, queue);
       },
       [](const v1::UnregisterMemoryReply&) { return absl::StatusOr<int>(0); },
-      [impl, registration, done = std::move(done)](const absl::StatusOr<int>& result) {
-        if (result.ok()) impl->pages().Unregistered(registration);
+      [this, registration, done = std::move(done)](const absl::StatusOr<int>& result) {
+        if (result.ok()) pages().Unregistered(registration);
         done(result.status());
       });
 }
 
-// The daemon knows the memory; now it gets what can be shared of it.
-void Share(Client::Impl* impl, const std::shared_ptr<RegisteredMemory>& memory, Deadline deadline,
-           Client::Done<std::uint64_t> done) {
-  impl->pages().Register(memory, deadline,
-                         [impl, memory, deadline, done = std::move(done)](const absl::Status& s) {
-                           if (s.ok()) return done(memory->registration);
-                           Unregister(impl, memory->session, memory->registration, deadline,
-                                      [s, done](const absl::Status&) { done(s); });
-                         });
+void Client::Impl::Share(const std::shared_ptr<RegisteredMemory>& memory, Deadline deadline,
+                         Done<std::uint64_t> done) {
+  pages().Register(memory, deadline,
+                   [this, memory, deadline, done = std::move(done)](const absl::Status& s) {
+                     if (s.ok()) return done(memory->registration);
+                     Unregister(memory->session, memory->registration, deadline,
+                                [s, done](const absl::Status&) { done(s); });
+                   });
 }
-
-}  // namespace
 
 void Client::RegisterMemoryAsync(const ClientNamespace& ns, const EngineGeometry& geometry,
                                  CallOptions call, Done<std::uint64_t> done) {
@@ -67,7 +62,7 @@ void Client::RegisterMemoryAsync(const ClientNamespace& ns, const EngineGeometry
               [impl, memory, deadline, attempt_done](absl::StatusOr<std::uint64_t> registration) {
                 if (!registration.ok()) return attempt_done(std::move(registration));
                 memory->registration = *registration;
-                Share(impl, memory, deadline, attempt_done);
+                impl->Share(memory, deadline, attempt_done);
               });
         });
       },
@@ -81,7 +76,7 @@ void Client::UnregisterMemoryAsync(std::uint64_t registration, CallOptions call,
   impl_->session().Ensure(deadline, [impl = impl_.get(), registration, deadline,
                                      done = std::move(done)](absl::StatusOr<SessionPtr> session) {
     if (!session.ok()) return done(session.status());
-    Unregister(impl, *session, registration, deadline, done);
+    impl->Unregister(*session, registration, deadline, done);
   });
 }
 

@@ -273,9 +273,8 @@ class DataStore final : public DataOperation<StoreResult> {
       const v1::StoreOutcome outcome = groups_[i].result.outcome();
       if (outcome != v1::STORE_STORED && outcome != v1::STORE_EXISTING) continue;
       const StoreBlock& block = blocks_[i / group_count];
-      const BlockKey key = block.token_count < ns_.spec.block_tokens
-                               ? TailKey(block.parent, block.token_count, block.key)
-                               : block.key;
+      const BlockKey key =
+          StoredKey(ns_.spec.block_tokens, block.parent, block.token_count, block.key);
       header_bytes += key.view().size() + 8;
       if (header_bytes > kCallHeaderBytesMax) {
         requests.emplace_back();

@@ -163,8 +163,7 @@ typedef struct kvmill_client_options {
   size_t struct_bytes;
   const char* address; /* "unix:/run/kvmill/kvmill.sock" or "host:port". */
   uint64_t timeout_ms; /* Of operations that say nothing. 0: 10 seconds. At most a year. */
-  /* Since 1.1. */
-  uint32_t path;                 /* KVMILL_PATH_... */
+  uint32_t path;       /* KVMILL_PATH_... */
   uint32_t data_plane_plaintext; /* Not 0: UCX without encryption; the daemon must say so too. */
   uint32_t encode_in;            /* KVMILL_ENCODE_... */
   uint32_t encode_threads;       /* Of encoding, and of verifying what UCX brought. 0: one a core,
@@ -192,7 +191,7 @@ KVMILL_API kvmill_code kvmill_client_destroy(kvmill_client* client);
 KVMILL_API kvmill_code kvmill_client_boot_id(const kvmill_client* client, char* out,
                                              size_t out_bytes);
 /* What UCX negotiated for the connection that is open now, as "tcp/eth0"; "": there is none. As
- * above; 257 bytes are enough. Since 1.1. */
+ * above; 257 bytes are enough. */
 KVMILL_API kvmill_code kvmill_client_ucx_transport(const kvmill_client* client, char* out,
                                                    size_t out_bytes);
 
@@ -398,7 +397,7 @@ KVMILL_API kvmill_code kvmill_remove(kvmill_client* client, const kvmill_namespa
                                      const kvmill_call_options* call, kvmill_queue* queue,
                                      uint64_t tag);
 /* The blocks were used, for eviction; kvmill_result_count is how many (block, layer group)s of them
- * are in memory. Since 1.1. */
+ * are in memory. */
 KVMILL_API kvmill_code kvmill_touch(kvmill_client* client, const kvmill_namespace* ns,
                                     const kvmill_key* keys, size_t key_count,
                                     const kvmill_call_options* call, kvmill_queue* queue,

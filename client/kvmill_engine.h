@@ -1,6 +1,6 @@
 /* The C ABI's third part: what a session with the daemon is about beside blocks. The engine's own
  * KV memory, described, and what the daemon says without being asked. Everything that
- * client/kvmill.h says holds here. Since version 1.1.
+ * client/kvmill.h says holds here.
  *
  * A client opens a session by itself, when something needs one: mapped blocks and registrations
  * belong to it, and end with it.

@@ -1,10 +1,11 @@
 /* The C ABI's second part: blocks in the daemon's own memory, mapped, and attention over them where
  * they lie. Only on the daemon's node, through its socket. Everything that client/kvmill.h says of
- * calls, structs, errors, threads and fork holds here. Since version 1.1.
+ * calls, structs, errors, threads and fork holds here.
  *
- *   kvmill_map(client, ns, keys, ...);          Leases on blocks. kvmill_result_mapped().
- *   kvmill_attend(mapped, layer, &attention);   Or kvmill_mapped_heads(), and attention of one's
- * own, kvmill_mapped_check(mapped, 0, count);      which is right if this says OK afterwards.
+ *   kvmill_map(client, ns, keys, ...);         Leases on blocks: kvmill_result_mapped().
+ *   kvmill_attend(mapped, layer, &attention);  Checks by itself. Or:
+ *   kvmill_mapped_heads(mapped, layer, ...);   For attention of one's own,
+ *   kvmill_mapped_check(mapped, 0, count);     which is right if this says OK afterwards.
  *
  * Reading is not holding: a lease has an end, and a process may be stopped for longer. What was
  * read counts only when kvmill_mapped_check() said OK afterwards: it looks at the time and at the

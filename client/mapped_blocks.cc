@@ -182,13 +182,6 @@ absl::StatusOr<PageView> MappedBlocks::Page(std::size_t block, std::size_t group
   return view;
 }
 
-absl::StatusOr<absl::Span<const std::byte>> MappedBlocks::PageBytes(std::size_t block,
-                                                                    std::size_t group,
-                                                                    std::size_t layer_index) const {
-  KVMILL_RETURN_IF_ERROR(Page(block, group, layer_index).status());
-  return content_->BytesOf(content_->pages[content_->entry(block, group).first_page + layer_index]);
-}
-
 absl::Status MappedBlocks::Check() const { return Check(0, content_->blocks.size()); }
 
 absl::Status MappedBlocks::Check(std::size_t first_block, std::size_t count) const {

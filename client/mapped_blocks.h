@@ -71,10 +71,6 @@ class MappedBlocks {
   absl::StatusOr<PageView> Page(std::size_t block, std::size_t group,
                                 std::size_t layer_index) const;
 
-  // The same page as the bytes that it is.
-  absl::StatusOr<absl::Span<const std::byte>> PageBytes(std::size_t block, std::size_t group,
-                                                        std::size_t layer_index) const;
-
   // Whether everything that was read so far was right; after reading. Looks at the leases' time and
   // at the generation of every page: some nanoseconds a page.
   absl::Status Check() const;

@@ -75,8 +75,7 @@ PagePieces::PagePieces(const NamespaceSpec& spec, const EngineGeometry& geometry
   blocks_.reserve(blocks.size());
   parts_.reserve(blocks.size() * spec.groups.size());
   for (const PageBlock& block : blocks) {
-    const bool tail = block.token_count < spec.block_tokens;
-    blocks_.push_back({tail ? TailKey(block.parent, block.token_count, block.key) : block.key,
+    blocks_.push_back({StoredKey(spec.block_tokens, block.parent, block.token_count, block.key),
                        block.key, block.parent, block.token_count, block.block_index});
     for (std::size_t group = 0; group < spec.groups.size(); ++group) {
       Part& part = parts_.emplace_back();

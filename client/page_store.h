@@ -1,12 +1,20 @@
 // Storing from the engine's own pages, without a copy: a daemon on the same node encodes straight
 // from shared memory.
 //
-//   auto memory = SharedMemory::Create(bytes);          // KV pages live in it.
-//   geometry.regions[0].fd = memory->fd();              // ... base, bytes, layers
+//   auto memory = SharedMemory::Create(bytes);  // KV pages live in it.
+//
+//   geometry.regions[0].fd = memory->fd();      // ... base, bytes, layers
+//
 //   auto registration = client->RegisterMemory(ns, geometry);
-//   client->StorePagesAsync(ns, *registration, blocks, {.request = 7, .ready_layers = 0}, {},
-//   done); for (layer ...) { compute; client->ReadyPages(7, layer + 1); } client->FlushPages(7); //
-//   Before the pages get another use.
+//
+//   client->StorePagesAsync(ns, *registration, blocks, options, call, done);
+//
+//   for (layer ...) { compute; client->ReadyPages(options.request, layer + 1); }
+//
+//   client->FlushPages(options.request);        // Before the pages get another use.
+//
+// with options.ready_layers = 0. The call lasts until the last layer is stored: call.timeout is at
+// least what computing them takes.
 //
 // When values are read. Never before they are ready: `ready_layers` of the call says what is, and
 // ReadyPages says more. Layers are stored as they become ready. Values that are ready must stay

@@ -1,9 +1,9 @@
 // Memory that an engine can share with a local daemon: KV pages are allocated in it, registered
 // (EngineRegion::fd) and then stored without a copy (client/page_store.h).
 //
-// A memfd that can neither shrink nor grow, mapped to read and write: a daemon takes no other
-// memory, since a page that went away would end its process. A forked child does not have the
-// mapping, and its pages are in no core file.
+// A memfd that can neither shrink nor grow, mapped to read and write. (A daemon takes any memfd of
+// ordinary pages that cannot shrink: a page that went away would end its process.) A forked child
+// does not have the mapping, and its pages are in no core file.
 #ifndef KVMILL_CLIENT_SHARED_MEMORY_H_
 #define KVMILL_CLIENT_SHARED_MEMORY_H_
 

@@ -53,7 +53,7 @@ namespace kvmill {
 namespace {
 
 constexpr std::size_t kIoThreads = 4;
-constexpr int kGrpcThreadsMax = 32;  // For calls that block (Lookup, Flush, Verify, ...).
+constexpr int kGrpcThreadsMax = 32;  // For calls that block (Lookup, Flush, UnregisterMemory, ...).
 constexpr int kStreamsPerConnection = 128;
 // Several times in a lease's grace.
 constexpr std::chrono::milliseconds kSessionTick{50};

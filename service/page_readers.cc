@@ -34,34 +34,39 @@ void PageReaders::CancelOne(Store& store, const WaitPtr& wait) {
   store.waits_.push_back(wait);
 }
 
-void PageReaders::Cancel(const std::string& tenant, const std::string& session,
-                         absl::Span<const std::uint64_t> numbers, Answer answer) {
+template <typename Select>
+void PageReaders::CancelThese(const Select& select, Answer answer) {
   const auto wait = std::make_shared<Wait>();
   bool at_rest = false;
   {
     MutexLock lock(mu_);
-    for (const std::uint64_t number : numbers) {
-      const auto it = stores_.find({session, number});
-      if (it != stores_.end() && it->second->tenant_ == tenant) CancelOne(*it->second, wait);
-    }
+    select([&](Store& store) { CancelOne(store, wait); });
     at_rest = wait->reading == 0;
     if (!at_rest) wait->answer = std::move(answer);
   }
   if (at_rest) answer(wait->stores);
 }
 
+void PageReaders::Cancel(const std::string& tenant, const std::string& session,
+                         absl::Span<const std::uint64_t> numbers, Answer answer) {
+  CancelThese(
+      [&](const auto& cancel) {
+        for (const std::uint64_t number : numbers) {
+          const auto it = stores_.find({session, number});
+          if (it != stores_.end() && it->second->tenant_ == tenant) cancel(*it->second);
+        }
+      },
+      std::move(answer));
+}
+
 void PageReaders::CancelRegistration(std::uint64_t registration, Answer answer) {
-  const auto wait = std::make_shared<Wait>();
-  bool at_rest = false;
-  {
-    MutexLock lock(mu_);
-    for (const auto& [id, store] : stores_) {
-      if (store->registration_ == registration) CancelOne(*store, wait);
-    }
-    at_rest = wait->reading == 0;
-    if (!at_rest) wait->answer = std::move(answer);
-  }
-  if (at_rest) answer(wait->stores);
+  CancelThese(
+      [&](const auto& cancel) {
+        for (const auto& [id, store] : stores_) {
+          if (store->registration_ == registration) cancel(*store);
+        }
+      },
+      std::move(answer));
 }
 
 void PageReaders::CancelSession(const std::string& session) {

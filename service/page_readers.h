@@ -58,6 +58,9 @@ class PageReaders {
   using WaitPtr = std::shared_ptr<Wait>;  // Of each store that it waits for.
   using Id = std::pair<std::string, std::uint64_t>;
 
+  // `select` calls its argument, under the lock, with the stores that are meant.
+  template <typename Select>
+  void CancelThese(const Select& select, Answer answer);
   void CancelOne(Store& store, const WaitPtr& wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable Mutex mu_;

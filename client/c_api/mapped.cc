@@ -183,13 +183,9 @@ kvmill_code kvmill_mapped_page(const kvmill_mapped* mapped, size_t block, size_t
     KVMILL_RETURN_IF_ERROR(CheckMapped(mapped));
     const MappedData& data = *mapped->data;
     KVMILL_ASSIGN_OR_RETURN(const PageView view, data.Page(block, layer));
-    const std::size_t group = data.ns->layer_groups[layer];
-    KVMILL_ASSIGN_OR_RETURN(
-        const absl::Span<const std::byte> bytes,
-        data.blocks->PageBytes(block, group, layer - data.ns->group_begin[group]));
     kvmill_page to = {};
-    to.data = bytes.data();
-    to.bytes = bytes.size();
+    to.data = view.bytes().data();
+    to.bytes = view.bytes().size();
     to.head_count = static_cast<std::uint32_t>(view.head_count());
     to.token_count = view.header().token_count;
     return WriteStruct("page", to, page);

@@ -233,8 +233,7 @@ class Bench {
     for (std::size_t b = 0; b < mapped->block_count(); ++b) {
       for (std::size_t layer = 0; layer < spec_.groups[0].layers.size(); ++layer) {
         KVMILL_ASSIGN_OR_RETURN(const PageView page, mapped->Page(b, 0, layer));
-        const std::byte* const begin = page.contents(0).data() - page.slot(0).offset_bytes;
-        sum += ReadLines(absl::MakeConstSpan(begin, page.header().page_bytes));
+        sum += ReadLines(page.bytes());
       }
     }
     sum_.fetch_add(sum, std::memory_order_relaxed);

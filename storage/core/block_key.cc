@@ -48,6 +48,11 @@ BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count, const BlockK
       absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
 }
 
+BlockKey StoredKey(std::uint32_t block_tokens, const BlockKey& parent, std::uint32_t token_count,
+                   const BlockKey& key) {
+  return token_count < block_tokens ? TailKey(parent, token_count, key) : key;
+}
+
 absl::Status CheckTailCandidates(absl::Span<const TailCandidate> tails,
                                  std::uint32_t block_tokens) {
   if (tails.size() > kTailCandidatesMax) {

@@ -54,6 +54,10 @@ class BlockKey {
 // parent: the sequence has no block before the tail.
 BlockKey TailKey(const BlockKey& parent, std::uint32_t token_count, const BlockKey& key);
 
+// What the engine's block is stored under: a whole one under `key`, a tail under its TailKey.
+BlockKey StoredKey(std::uint32_t block_tokens, const BlockKey& parent, std::uint32_t token_count,
+                   const BlockKey& key);
+
 // A tail that would be of use if it were stored: one that begins as the caller's sequence goes on.
 struct TailCandidate {
   BlockKey key;                   // The engine's, as for TailKey.

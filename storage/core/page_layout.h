@@ -128,6 +128,7 @@ class PageView {
   std::size_t head_count() const { return header_.head_count; }
   PageSlot slot(std::size_t head) const;
   absl::Span<const std::byte> contents(std::size_t head) const;
+  absl::Span<const std::byte> bytes() const { return page_; }  // All of it.
   PageIdentity identity() const;
 
   // DATA_LOSS naming head and both checksums.
