@@ -64,6 +64,9 @@ LAYERS = {
     "client/eval": (("client", "storage", "kernels"), ("absl", "cli11", "json")),
     "service": (("client", "storage", "kernels", "proto"),
                 ("absl", "grpc", "protobuf", "prometheus", "http", "yaml", "cli11", "json")),
+    # State machines without threads, locks or I/O: the simulator runs them (docs/decisions/0019).
+    "service/cluster": (("storage/core", "kernels"), ("absl",)),
+    "service/etcd": (("service/cluster", "client", "storage/core", "proto"), ("absl", "grpc", "protobuf")),
     "tests": (ANY, tuple(LIBRARIES)),
 }
 
@@ -186,7 +189,7 @@ def self_test():
         "storage/core/clock.h": "", "storage/device/device.h": "", "storage/tiered_store.h": "",
         "storage/eviction/policy.h": "", "client/client.h": "", "client/transport/wire.h": "",
         "client/cli/npy.h": "", "client/c_api/queue.h": "", "client/kvmill.h": "",
-        "service/node.h": "", "proto/kvmill/v1/cache.proto": "", "tests/support/fake.h": "",
+        "service/node.h": "", "service/cluster/loop.h": "", "proto/kvmill/v1/cache.proto": "", "tests/support/fake.h": "",
     }
     refused = [
         ("kernels/a.cc", '"storage/core/clock.h"'),
@@ -230,6 +233,12 @@ def self_test():
         ("service/a.cc", '"node.h"'),
         ("service/a.cc", '"service/missing.h"'),
         ("service/a.cc", '"kvmill/v1/missing.pb.h"'),
+        ("service/cluster/a.cc", '"grpcpp/grpcpp.h"'),
+        ("service/cluster/a.cc", '"service/node.h"'),
+        ("service/cluster/a.cc", '"storage/tiered_store.h"'),
+        ("service/cluster/a.cc", '"kvmill/v1/cache.pb.h"'),
+        ("service/etcd/a.cc", '"service/node.h"'),
+        ("storage/a.cc", '"service/cluster/loop.h"'),
         ("tests/a_test.cc", '"../service/node.h"'),
         ("tools/a.cc", "<vector>"),
         ("main.cc", "<vector>"),
@@ -258,6 +267,9 @@ def self_test():
         ("service/a.cc", "<CLI/CLI.hpp>"),
         ("service/a.cc", "<nlohmann/json.hpp>"),
         ("service/a.cc", "<sys/socket.h>"),
+        ("service/a.cc", '"service/cluster/loop.h"'),
+        ("service/etcd/a.cc", '"service/cluster/loop.h"'),
+        ("service/cluster/a.cc", '"storage/core/clock.h"'),
         ("tests/a_test.cc", '"service/node.h"'),
         ("tests/a_test.cc", '"gtest/gtest.h"'),
     ]
