@@ -62,7 +62,7 @@ LAYERS = {
     "client/python": (("client",), ("python",)),
     "client/cli": (("client", "storage", "kernels"), ("absl", "cli11", "json", "ncurses")),
     "client/eval": (("client", "storage", "kernels"), ("absl", "cli11", "json")),
-    "service": (("client", "storage", "kernels", "proto"),
+    "service": (("service/cluster", "service/etcd", "client", "storage", "kernels", "proto"),
                 ("absl", "grpc", "protobuf", "prometheus", "http", "yaml", "cli11", "json")),
     # State machines without threads, locks or I/O: the simulator runs them (docs/decisions/0019).
     "service/cluster": (("storage/core", "kernels"), ("absl",)),
