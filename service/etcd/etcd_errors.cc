@@ -1,0 +1,57 @@
+#include "service/etcd/etcd_errors.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace kvmill {
+namespace {
+
+// All three come as INVALID_ARGUMENT.
+constexpr absl::string_view kWantsToken[] = {
+    "etcdserver: user name is empty",
+    "etcdserver: authentication failed, invalid user ID or password",
+    "etcdserver: revision of auth store is old",
+};
+constexpr absl::string_view kAuthNotEnabled = "etcdserver: authentication is not enabled";
+constexpr absl::string_view kPermissionDenied = "etcdserver: permission denied";
+constexpr absl::string_view kInvalidToken = "etcdserver: invalid auth token";
+
+}  // namespace
+
+absl::Status FromEtcd(const grpc::Status& status, absl::string_view server) {
+  if (status.ok()) return absl::OkStatus();
+  auto code = static_cast<absl::StatusCode>(status.error_code());  // The same numbers.
+  for (absl::string_view text : kWantsToken) {
+    if (status.error_message() == text) code = absl::StatusCode::kUnauthenticated;
+  }
+  return absl::Status(code, absl::StrCat("etcd ", server, ": ", status.error_message()));
+}
+
+absl::Status FromCancelReason(absl::string_view reason, absl::string_view server) {
+  absl::StatusCode code = absl::StatusCode::kUnavailable;
+  if (absl::StrContains(reason, kPermissionDenied)) code = absl::StatusCode::kPermissionDenied;
+  if (absl::StrContains(reason, kInvalidToken)) code = absl::StatusCode::kUnauthenticated;
+  return absl::Status(code, absl::StrCat("etcd ", server, ": watch cancelled: ",
+                                         reason.empty() ? "no reason given" : reason));
+}
+
+bool IsServersFault(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kDataLoss:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool IsAuthNotEnabled(const absl::Status& status) {
+  return absl::EndsWith(status.message(), kAuthNotEnabled);
+}
+
+}  // namespace kvmill

@@ -1,0 +1,86 @@
+#include "service/etcd/etcd_servers.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvmill {
+namespace {
+
+// Answers are lists of members: 100,000 of them would fit.
+constexpr int kAnswerBytesMax = 64 << 20;
+// gRPC answers from memory while it waits to connect again, for two minutes in the end if left to
+// itself. Who calls here waits already before it tries again.
+constexpr int kReconnectMs = 100;
+constexpr int kReconnectMsMax = 2000;
+constexpr int kConnectMs = 2000;
+// etcd hangs up on who pings more often than every 5 s.
+constexpr int kKeepaliveMs = 10'000;
+constexpr int kKeepaliveTimeoutMs = 5'000;
+
+grpc::ChannelArguments ChannelArguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kAnswerBytesMax);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMsMax);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  // Proxies of the environment are for the outside world; and connections of our own, so that one
+  // registry's trouble is not another's.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return arguments;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<EtcdServers>> EtcdServers::Create(const EtcdOptions& options) {
+  if (options.servers.empty()) return absl::InvalidArgumentError("etcd: no server is named");
+  if (options.certificate_pem.empty() != options.key_pem.empty() ||
+      (!options.key_pem.empty() && options.ca_pem.empty())) {
+    return absl::InvalidArgumentError(
+        "etcd: a client's certificate needs its key, and the authority of the servers");
+  }
+  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
+  if (!options.ca_pem.empty()) {
+    grpc::SslCredentialsOptions ssl;
+    ssl.pem_root_certs = options.ca_pem;
+    ssl.pem_cert_chain = options.certificate_pem;
+    ssl.pem_private_key = options.key_pem;
+    credentials = grpc::SslCredentials(ssl);
+  }
+  std::unique_ptr<EtcdServers> servers(new EtcdServers);
+  for (const HostPort& address : options.servers) {
+    EtcdServer server;
+    server.name = address.ToString();
+    const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
+        absl::StrCat("dns:///", server.name), credentials, ChannelArguments());
+    server.kv = etcdserverpb::KV::NewStub(channel);
+    server.lease = etcdserverpb::Lease::NewStub(channel);
+    server.watch = etcdserverpb::Watch::NewStub(channel);
+    server.auth = etcdserverpb::Auth::NewStub(channel);
+    servers->servers_.push_back(std::move(server));
+  }
+  return servers;
+}
+
+void EtcdServers::Answered(std::size_t index) {
+  servers_[index].failed_nanos = 0;
+  current_ = index;
+}
+
+void EtcdServers::Failed(std::size_t index, std::int64_t now_nanos) {
+  servers_[index].failed_nanos = now_nanos;
+  if (index != current_) return;
+  for (std::size_t i = 1; i < servers_.size(); ++i) {
+    const std::size_t other = (index + i) % servers_.size();
+    if (servers_[other].failed_nanos < servers_[current_].failed_nanos) current_ = other;
+  }
+}
+
+}  // namespace kvmill
