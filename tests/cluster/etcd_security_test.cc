@@ -1,0 +1,127 @@
+// The registry and real etcd processes that want to know who calls: users and passwords, TLS.
+#include <gmock/gmock.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/cluster/etcd_registry_fixture.h"
+
+namespace kvmill::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_F(EtcdRegistryTest, UsersProveWhoTheyAre) {
+  const auto control = [&](const std::vector<std::string>& arguments) {
+    std::string said;
+    const bool ok = etcd_.Control(arguments, &said);
+    EXPECT_TRUE(ok) << arguments[0] << " " << arguments[1] << ": " << said;
+  };
+  control({"user", "add", "root:rootpw"});
+  control({"user", "grant-role", "root", "root"});
+  control({"user", "add", "mill:s3cret-word"});
+  control({"role", "add", "members"});
+  control({"role", "grant-permission", "--prefix=true", "members", "readwrite", "/t/"});
+  control({"user", "grant-role", "mill", "members"});
+
+  EtcdOptions options;
+  options.servers = {etcd_.address()};
+  options.user = "mill";
+  options.password = "s3cret-word";
+  Connect(options);
+  EXPECT_TRUE(List().ok()) << "an etcd without users takes any";
+  control({"auth", "enable"});
+
+  const auto lease = Grant(60);
+  ASSERT_TRUE(lease.ok()) << lease.status();
+  const auto put = Put("/t/a", "1", lease->id);
+  ASSERT_TRUE(put.ok() && put->done) << put.status();
+  const auto other = List("/u/");
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kPermissionDenied) << other.status();
+  Watcher watcher;
+  Watch(&watcher, put->header.revision);
+  ASSERT_TRUE(watcher.WaitChanges(1));
+
+  // Tokens are forgotten with the process: a new one is fetched without anybody noticing.
+  etcd_.Kill();
+  ASSERT_TRUE(etcd_.Start());
+  ASSERT_TRUE(ListAgain().ok());
+  ASSERT_TRUE(KeepAlive(lease->id).ok());
+  // A watch that comes with a forgotten one breaks, and the next one gets through.
+  etcd_.Kill();
+  ASSERT_TRUE(etcd_.Start());
+  bool watches = false;
+  for (int i = 0; i < 100 && !watches; ++i) {
+    Watcher again;
+    const Registry::CallId id = Watch(&again, put->header.revision);
+    watches = again.WaitFor([](const Watcher& w) { return w.ended || !w.changes.empty(); }) &&
+              !again.ended;
+    Cancel(id);
+    if (!watches) std::this_thread::sleep_for(Millis(50));
+  }
+  EXPECT_TRUE(watches);
+
+  options.password = "wr0ng-word";
+  Connect(options);
+  const auto refused = List();
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnauthenticated) << refused.status();
+  EXPECT_THAT(std::string(refused.status().message()), Not(HasSubstr("wr0ng")));
+  Watcher unknown;
+  Watch(&unknown, 1);
+  ASSERT_TRUE(unknown.WaitEnded());
+  EXPECT_EQ(unknown.broken.code(), absl::StatusCode::kUnauthenticated) << unknown.broken;
+  options.user = "";
+  Connect(options);
+  EXPECT_EQ(List().status().code(), absl::StatusCode::kUnauthenticated);
+}
+
+TEST(EtcdTlsTest, BothEndsProveWhoTheyAre) {
+  const TestCertificates certificates;
+  const TestCertificates strangers;
+  EtcdProcess etcd(&certificates);
+  ASSERT_TRUE(etcd.Start());
+  ThreadLoop loop(SystemClock());
+  const auto list = [&](EtcdOptions options, const HostPort& server) {
+    options.servers = {server};
+    absl::StatusOr<std::unique_ptr<EtcdRegistry>> registry = EtcdRegistry::Create(options, loop);
+    if (!registry.ok()) return registry.status();
+    std::promise<absl::Status> answer;
+    loop.Run([&] {
+      (*registry)->List("/t/", loop.clock().MonotonicNanos() + 3000 * kMs,
+                        [&](const auto& listing) { answer.set_value(listing.status()); });
+    });
+    const absl::Status status = answer.get_future().get();
+    loop.Run([&] { registry->reset(); });
+    return status;
+  };
+  EtcdOptions right;
+  right.ca_pem = TestCertificates::Read(certificates.ca_path());
+  right.certificate_pem = TestCertificates::Read(certificates.certificate_path());
+  right.key_pem = TestCertificates::Read(certificates.key_path());
+  ASSERT_THAT(right.key_pem, HasSubstr("PRIVATE KEY"));
+  EXPECT_TRUE(list(right, etcd.address()).ok()) << list(right, etcd.address());
+  // 127.0.0.2 is the same server, but not in its certificate.
+  EXPECT_FALSE(list(right, {"127.0.0.2", etcd.address().port}).ok());
+
+  EtcdOptions without_key = right;
+  without_key.certificate_pem = without_key.key_pem = "";
+  EXPECT_FALSE(list(without_key, etcd.address()).ok());
+  EtcdOptions stranger = right;
+  stranger.certificate_pem = TestCertificates::Read(strangers.certificate_path());
+  stranger.key_pem = TestCertificates::Read(strangers.key_path());
+  EXPECT_FALSE(list(stranger, etcd.address()).ok());
+  EtcdOptions mistrusts = right;
+  mistrusts.ca_pem = TestCertificates::Read(strangers.ca_path());
+  EXPECT_EQ(list(mistrusts, etcd.address()).code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(list(EtcdOptions{}, etcd.address()).ok()) << "plain text";
+  EtcdOptions half = right;
+  half.key_pem = "";
+  EXPECT_EQ(list(half, etcd.address()).code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace kvmill::testing
