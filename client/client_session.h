@@ -34,7 +34,7 @@ struct SessionHandle {
   std::string boot_id;                    // Of the daemon that opened it.
   std::shared_ptr<const DoorPass> entry;  // Shared with the door; null over TCP.
   // The daemon holds nothing for it any more. Never cleared; a reader that sees false a moment too
-  // long has the generations of its pages.
+  // long has the generations and headers of its pages.
   std::atomic<bool> ended{false};
 };
 using SessionPtr = std::shared_ptr<SessionHandle>;

@@ -99,6 +99,7 @@ void MapCalls::Send(const std::shared_ptr<Call>& call, bool again) {
     request.set_session_id(call->session->id);
     request.set_lease_ms(call->lease_ms);
     request.set_memory(ToProto(call->memory));
+    request.set_loads_generations(true);
     // The lease is counted from here: the daemon can only have begun later.
     call->sent_nanos = NowNanos();
     StartUnaryCall<v1::MapReply, MapReplyContent>(
@@ -149,9 +150,8 @@ void MapCalls::GetArenas(const std::shared_ptr<Call>& call) {
     for (std::size_t b = 0; b < content.blocks.size() && request.lease == 0; ++b) {
       const MapReplyBlock& block = content.blocks[b];
       if (!block.status.ok()) continue;
-      const std::size_t pages = call->ns.spec.groups[b % call->ns.spec.groups.size()].layers.size();
-      for (std::size_t p = block.first_page; p < block.first_page + pages; ++p) {
-        if (content.pages[p].arena_index == i) request.lease = block.lease;
+      for (std::size_t r = block.first_run; r < block.first_run + block.run_count; ++r) {
+        if (content.runs[r].arena_index == i) request.lease = block.lease;
       }
     }
     connection_.door()->RequestArena(
@@ -199,13 +199,11 @@ absl::StatusOr<std::shared_ptr<DeviceReader>> MapCalls::Reader() {
 std::vector<std::uint64_t> MapCalls::GiveUpUnreachable(Call& call) {
   std::vector<std::uint64_t> leases;
   MapReplyContent& content = call.content;
-  const std::size_t groups = call.ns.spec.groups.size();
-  for (std::size_t i = 0; i < content.blocks.size(); ++i) {
-    MapReplyBlock& block = content.blocks[i];
+  for (MapReplyBlock& block : content.blocks) {
+    const std::size_t end = block.first_run + block.run_count;
     if (!block.status.ok()) continue;
-    const std::size_t end = block.first_page + call.ns.spec.groups[i % groups].layers.size();
-    for (std::size_t p = block.first_page; p < end && block.status.ok(); ++p) {
-      const std::uint32_t arena = content.pages[p].arena_index;
+    for (std::size_t r = block.first_run; r < end && block.status.ok(); ++r) {
+      const std::uint32_t arena = content.runs[r].arena_index;
       block.status = call.arena_status[arena];
       if (call.memory == PageMemory::kGpu && content.arenas[arena].id.tier != Tier::kGpu) {
         block.status =
@@ -257,16 +255,20 @@ void MapCalls::Complete(const std::shared_ptr<Call>& call) {
     entry.tier = block.tier;
     entry.token_count = block.token_count;
     entry.lease = block.lease;
+    entry.first_run = block.first_run;
+    entry.run_count = block.run_count;
     entry.first_page = block.first_page;
   }
-  content->pages = std::move(from.pages);
+  content->runs = std::move(from.runs);
+  content->generations = std::make_unique<std::atomic<std::uint64_t>[]>(from.page_count);
   content->mappings = std::move(call->mappings);
   call->done(std::move(content));
 }
 
 void MapCalls::Renew(MappedBlocks::Content& content, std::uint32_t lease_ms, Deadline deadline,
                      std::function<void(absl::Status)> done) {
-  absl::Status live = content.CheckLeases();
+  absl::Status live = content.CheckProcess();
+  if (live.ok()) live = content.CheckLeases();
   if (!live.ok()) {
     done(std::move(live));
     return;

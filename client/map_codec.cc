@@ -1,7 +1,6 @@
 #include "client/map_codec.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
@@ -35,38 +34,22 @@ std::uint32_t MapReplyWriter::AddArena(const ArenaId& arena, std::uint64_t arena
 }
 
 void MapReplyWriter::AddBlock(Tier found_in, std::uint32_t token_count,
-                              absl::Span<const PagePosition> pages) {
+                              absl::Span<const MappedRun> runs) {
   reply_->add_token_counts(token_count);
   reply_->add_tiers(ToProto(found_in));
-  std::uint32_t runs = 0;
-  for (std::size_t begin = 0; begin < pages.size();) {
-    const PagePosition& first = pages[begin];
-    std::size_t end = begin + 1;
-    std::uint64_t stride = 0;
-    for (; end < pages.size(); ++end) {
-      const PagePosition& page = pages[end];
-      const std::uint64_t i = end - begin;
-      if (i == 1) {
-        stride = page.offset_bytes - first.offset_bytes;  // Backwards: too large, no run.
-        if (stride > std::numeric_limits<std::uint32_t>::max()) break;
-      }
-      if (page.arena_index != first.arena_index || page.page_bytes != first.page_bytes ||
-          page.offset_bytes != first.offset_bytes + i * stride ||
-          page.generation_offset_bytes != first.generation_offset_bytes + i * kGenerationBytes) {
-        break;
-      }
-    }
-    ++runs;
-    reply_->add_run_arenas(first.arena_index);
-    reply_->add_run_offset_bytes(first.offset_bytes);
-    reply_->add_run_pages(static_cast<std::uint32_t>(end - begin));
-    reply_->add_run_page_bytes(first.page_bytes);
-    reply_->add_run_stride_bytes(end - begin > 1 ? static_cast<std::uint32_t>(stride) : 0);
-    reply_->add_run_generation_offset_bytes(first.generation_offset_bytes);
-    begin = end;
+  reply_->add_run_counts(static_cast<std::uint32_t>(runs.size()));
+  for (const MappedRun& run : runs) {
+    reply_->add_run_arenas(run.arena_index);
+    reply_->add_run_offset_bytes(run.offset_bytes);
+    reply_->add_run_pages(run.page_count);
+    reply_->add_run_page_bytes(run.page_bytes);
+    reply_->add_run_stride_bytes(run.stride_bytes);
+    reply_->add_run_generation_offset_bytes(run.generation_offset_bytes);
   }
-  reply_->add_run_counts(runs);
-  for (const PagePosition& page : pages) reply_->add_generations(page.generation);
+}
+
+void MapReplyWriter::AddGenerations(absl::Span<const std::uint64_t> generations) {
+  reply_->mutable_generations()->Add(generations.begin(), generations.end());
 }
 
 void MapReplyWriter::AddFailure(std::uint32_t index, const absl::Status& status) {
@@ -113,9 +96,8 @@ absl::StatusOr<MapReplyContent> ReadMapReply(const v1::MapReply& reply, const Na
   KVMILL_RETURN_IF_ERROR(
       one_each("run_generation_offset_bytes", reply.run_generation_offset_bytes_size(), runs));
 
-  const auto pages_max = static_cast<std::size_t>(reply.generations_size());
   content.blocks.resize(entries);
-  content.pages.reserve(pages_max);
+  content.runs.reserve(runs);
   std::size_t failure = 0;
   int next = 0;  // Mapped so far.
   std::size_t run = 0;
@@ -135,7 +117,8 @@ absl::StatusOr<MapReplyContent> ReadMapReply(const v1::MapReply& reply, const Na
       return Malformed("token_count", block.token_count, spec.block_tokens);
     }
     block.lease = reply.first_lease() + static_cast<std::uint64_t>(next);
-    block.first_page = content.pages.size();
+    block.first_run = run;
+    block.first_page = content.page_count;
     const std::size_t want_pages = spec.groups[entry % spec.groups.size()].layers.size();
     std::size_t pages = 0;
     for (std::uint32_t r = 0; r < reply.run_counts(next); ++r, ++run) {
@@ -166,27 +149,22 @@ absl::StatusOr<MapReplyContent> ReadMapReply(const v1::MapReply& reply, const Na
           count * kGenerationBytes > generation_bytes - generation_offset) {
         return Malformed("run_generation_offset_bytes", generation_offset, generation_bytes);
       }
-      if (content.pages.size() + count > pages_max) {
-        return Malformed("generations", pages_max, content.pages.size() + count);
-      }
-      for (std::uint64_t p = 0; p < count; ++p) {
-        PagePosition page;
-        page.arena_index = arena;
-        page.page_bytes = static_cast<std::uint32_t>(page_bytes);
-        page.offset_bytes = offset + p * stride;
-        page.generation = reply.generations(static_cast<int>(content.pages.size()));
-        page.generation_offset_bytes = generation_offset + p * kGenerationBytes;
-        content.pages.push_back(page);
-      }
+      MappedRun& named = content.runs.emplace_back();
+      named.arena_index = arena;
+      named.page_count = static_cast<std::uint32_t>(count);
+      named.page_bytes = static_cast<std::uint32_t>(page_bytes);
+      named.stride_bytes = static_cast<std::uint32_t>(stride);
+      named.offset_bytes = offset;
+      named.generation_offset_bytes = generation_offset;
       pages += count;
     }
     if (pages != want_pages) return Malformed("pages of a block", pages, want_pages);
+    block.run_count = run - block.first_run;
+    content.page_count += pages;
     ++next;
   }
   if (failure != failures) return Malformed("failures in order", failure, failures);
   if (run != runs) return Malformed("runs", runs, run);
-  if (content.pages.size() != pages_max)
-    return Malformed("generations", pages_max, content.pages.size());
   return content;
 }
 

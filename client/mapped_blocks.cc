@@ -23,6 +23,9 @@ std::uint64_t LoadGeneration(const std::byte* word) {
   return __atomic_load_n(reinterpret_cast<const std::uint64_t*>(word), __ATOMIC_ACQUIRE);
 }
 
+// Even, and not that of memory that never had a page.
+bool IsWhole(std::uint64_t generation) { return generation != 0 && generation % 2 == 0; }
+
 // Between the reads of a page's bytes and the second look at its generation.
 void FenceAfterReading() {
 #ifndef ABSL_HAVE_THREAD_SANITIZER
@@ -42,11 +45,13 @@ void MapOwner::GiveBack(const MappedBlocks::Content& content) {
   if (calls_ != nullptr) calls_->GiveBack(content);
 }
 
+absl::Status MappedBlocks::Content::CheckProcess() const {
+  if (getpid() == pid) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "these blocks were mapped before fork(): map them again in the child");
+}
+
 absl::Status MappedBlocks::Content::CheckLeases() const {
-  if (getpid() != pid) {
-    return absl::FailedPreconditionError(
-        "these blocks were mapped before fork(): map them again in the child");
-  }
   if (session->ended.load(std::memory_order_acquire)) {
     return absl::AbortedError("the session that the leases belong to ended");
   }
@@ -63,21 +68,27 @@ absl::Status MappedBlocks::Content::CheckLeases() const {
   return absl::OkStatus();
 }
 
-absl::Status MappedBlocks::Content::CheckPage(std::size_t block, std::size_t page) const {
-  const PagePosition& p = pages[page];
-  const std::uint64_t generation = LoadGeneration(GenerationWordOf(p));
-  if (generation == p.generation) return absl::OkStatus();
+absl::Status MappedBlocks::Content::CheckPage(std::size_t block, const PlacedPage& page) const {
+  const std::uint64_t generation = LoadGeneration(GenerationWordOf(page.where));
+  std::atomic<std::uint64_t>& first = generations[page.number];
+  std::uint64_t expected = first.load(std::memory_order_relaxed);
+  if (expected == 0 && IsWhole(generation) &&
+      first.compare_exchange_strong(expected, generation, std::memory_order_relaxed)) {
+    return absl::OkStatus();
+  }
+  if (expected != 0 && generation == expected) return absl::OkStatus();
   KVMILL_RETURN_IF_ERROR(CheckLeases());  // When that is why, it says more.
-  return absl::AbortedError(absl::StrCat("block ", block, ": the memory of a page has generation ",
-                                         generation, ", the lease was on ", p.generation,
-                                         ": it is another block's"));
+  return absl::AbortedError(absl::StrCat(
+      "block ", block, ": the memory of a page has generation ", generation,
+      expected == 0 ? std::string(", of no whole page") : absl::StrCat(" after ", expected),
+      ": it is another block's"));
 }
 
-absl::Status MappedBlocks::Content::ReadTables(absl::Span<const std::size_t> page_numbers,
+absl::Status MappedBlocks::Content::ReadTables(absl::Span<const PlacedPage> wanted,
                                                std::size_t group) const {
   DeviceReader* reader = nullptr;  // There is one device.
-  for (const std::size_t number : page_numbers) {
-    if (ReaderOf(pages[number]) != nullptr) reader = ReaderOf(pages[number]);
+  for (const PlacedPage& page : wanted) {
+    if (ReaderOf(page.where) != nullptr) reader = ReaderOf(page.where);
   }
   if (reader == nullptr) return absl::OkStatus();
   const std::size_t table_bytes = PageHeaderBytes(ns.spec.groups[group].kv_heads);
@@ -85,15 +96,14 @@ absl::Status MappedBlocks::Content::ReadTables(absl::Span<const std::size_t> pag
   std::vector<std::pair<std::size_t, std::unique_ptr<std::byte[]>>> read;
   {
     MutexLock lock(tables_mu);
-    for (const std::size_t number : page_numbers) {
-      const PagePosition& page = pages[number];
-      if (ReaderOf(page) == nullptr || tables.contains(number)) continue;
-      if (page.page_bytes < table_bytes) {
-        return absl::DataLossError(
-            absl::StrCat("a page of ", page.page_bytes, " bytes: the daemon mapped another page"));
+    for (const PlacedPage& page : wanted) {
+      if (ReaderOf(page.where) == nullptr || tables.contains(page.number)) continue;
+      if (page.where.page_bytes < table_bytes) {
+        return absl::DataLossError(absl::StrCat("a page of ", page.where.page_bytes,
+                                                " bytes: the daemon mapped another page"));
       }
-      read.emplace_back(number, std::make_unique<std::byte[]>(table_bytes));
-      pieces.push_back({BytesOf(page).data(), {read.back().second.get(), table_bytes}});
+      read.emplace_back(page.number, std::make_unique<std::byte[]>(table_bytes));
+      pieces.push_back({BytesOf(page.where).data(), {read.back().second.get(), table_bytes}});
     }
   }
   if (read.empty()) return absl::OkStatus();
@@ -103,15 +113,15 @@ absl::Status MappedBlocks::Content::ReadTables(absl::Span<const std::size_t> pag
   return absl::OkStatus();
 }
 
-absl::StatusOr<PageView> MappedBlocks::Content::ParsePage(std::size_t page_number,
+absl::StatusOr<PageView> MappedBlocks::Content::ParsePage(const PlacedPage& page,
                                                           std::size_t group) const {
-  const absl::Span<const std::byte> bytes = BytesOf(pages[page_number]);
-  if (ReaderOf(pages[page_number]) == nullptr) return PageView::Parse(bytes);
-  KVMILL_RETURN_IF_ERROR(ReadTables({&page_number, 1}, group));
+  const absl::Span<const std::byte> bytes = BytesOf(page.where);
+  if (ReaderOf(page.where) == nullptr) return PageView::Parse(bytes);
+  KVMILL_RETURN_IF_ERROR(ReadTables({&page, 1}, group));
   const std::byte* table = nullptr;
   {
     MutexLock lock(tables_mu);
-    table = tables.at(page_number).get();
+    table = tables.at(page.number).get();
   }
   return PageView::ParseApart({table, PageHeaderBytes(ns.spec.groups[group].kv_heads)}, bytes);
 }
@@ -133,8 +143,7 @@ const absl::Status& MappedBlocks::status(std::size_t block) const {
 Tier MappedBlocks::memory(std::size_t block, std::size_t group) const {
   const Content::Entry& entry = content_->entry(block, group);
   if (!entry.status.ok()) return Tier::kHost;
-  return content_->ReaderOf(content_->pages[entry.first_page]) == nullptr ? Tier::kHost
-                                                                          : Tier::kGpu;
+  return content_->ReaderOf(content_->PageOf(entry, 0).where) == nullptr ? Tier::kHost : Tier::kGpu;
 }
 Tier MappedBlocks::tier(std::size_t block) const { return content_->blocks[block].tier; }
 std::uint32_t MappedBlocks::token_count(std::size_t block) const {
@@ -151,9 +160,10 @@ absl::StatusOr<PageView> MappedBlocks::Page(std::size_t block, std::size_t group
   }
   const Content::Entry& entry = c.entry(block, group);
   if (!entry.status.ok()) return entry.status;
-  KVMILL_RETURN_IF_ERROR(c.CheckLeases());
-  const std::size_t page = entry.first_page + layer_index;
+  KVMILL_RETURN_IF_ERROR(c.CheckProcess());
+  const Content::PlacedPage page = c.PageOf(entry, layer_index);
   KVMILL_RETURN_IF_ERROR(c.CheckPage(block, page));
+  KVMILL_RETURN_IF_ERROR(c.CheckLeases());  // After the look.
   absl::StatusOr<PageView> view = c.ParsePage(page, group);
   // Bytes that make no sense are those of another block, unless the generation is still the same.
   if (!view.ok()) {
@@ -190,15 +200,19 @@ absl::Status MappedBlocks::Check(std::size_t first_block, std::size_t count) con
     return absl::InvalidArgumentError(
         absl::StrCat("blocks ", first_block, " to ", first_block + count, " of ", c.blocks.size()));
   }
-  if (getpid() != c.pid) return c.CheckLeases();
+  KVMILL_RETURN_IF_ERROR(c.CheckProcess());
   FenceAfterReading();
   const std::size_t groups = c.ns.spec.groups.size();
   for (std::size_t i = first_block * groups; i < (first_block + count) * groups; ++i) {
     const Content::Entry& entry = c.entries[i];
     if (!entry.status.ok()) continue;
-    const std::size_t end = entry.first_page + c.ns.spec.groups[i % groups].layers.size();
-    for (std::size_t page = entry.first_page; page < end; ++page) {
-      KVMILL_RETURN_IF_ERROR(c.CheckPage(i / groups, page));
+    std::size_t number = entry.first_page;
+    for (std::size_t r = entry.first_run; r < entry.first_run + entry.run_count; ++r) {
+      for (std::uint32_t p = 0; p < c.runs[r].page_count; ++p, ++number) {
+        // What nobody looked at nobody read.
+        if (c.generations[number].load(std::memory_order_relaxed) == 0) continue;
+        KVMILL_RETURN_IF_ERROR(c.CheckPage(i / groups, {number, c.runs[r].page(p)}));
+      }
     }
   }
   return c.CheckLeases();
@@ -217,12 +231,12 @@ absl::Status MappedBlocks::VerifyContents() const {
       if (!c.entry(block, group).status.ok()) continue;
       for (std::size_t layer = 0; layer < c.ns.spec.groups[group].layers.size(); ++layer) {
         KVMILL_ASSIGN_OR_RETURN(PageView page, Page(block, group, layer));
-        const std::size_t number = c.entry(block, group).first_page + layer;
+        const Content::PlacedPage placed = c.PageOf(c.entry(block, group), layer);
         absl::Status whole;
-        if (DeviceReader* reader = c.ReaderOf(c.pages[number]); reader != nullptr) {
-          copy.resize(c.pages[number].page_bytes);
+        if (DeviceReader* reader = c.ReaderOf(placed.where); reader != nullptr) {
+          copy.resize(placed.where.page_bytes);
           KVMILL_RETURN_IF_ERROR(
-              reader->Read({{c.BytesOf(c.pages[number]).data(), absl::MakeSpan(copy)}}));
+              reader->Read({{c.BytesOf(placed.where).data(), absl::MakeSpan(copy)}}));
           const absl::StatusOr<PageView> copied = PageView::Parse(copy);
           whole = copied.status();
           if (whole.ok()) page = *copied;
@@ -232,7 +246,7 @@ absl::Status MappedBlocks::VerifyContents() const {
         }
         if (whole.ok()) continue;
         FenceAfterReading();
-        KVMILL_RETURN_IF_ERROR(c.CheckPage(block, number));
+        KVMILL_RETURN_IF_ERROR(c.CheckPage(block, placed));
         return whole;
       }
     }
@@ -240,10 +254,8 @@ absl::Status MappedBlocks::VerifyContents() const {
   return Check();
 }
 
-absl::StatusOr<std::vector<std::size_t>> MappedBlocks::PagesOf(std::size_t group,
-                                                               std::size_t layer_index,
-                                                               std::size_t first_block,
-                                                               std::size_t count) const {
+absl::Status MappedBlocks::CheckEntries(std::size_t group, std::size_t layer_index,
+                                        std::size_t first_block, std::size_t count) const {
   const Content& c = *content_;
   if (group >= c.ns.spec.groups.size() || first_block > c.blocks.size() ||
       count > c.blocks.size() - first_block ||
@@ -252,29 +264,38 @@ absl::StatusOr<std::vector<std::size_t>> MappedBlocks::PagesOf(std::size_t group
                                                    first_block + count, " of layer group ", group,
                                                    ", layer ", layer_index, ": there are none"));
   }
-  KVMILL_RETURN_IF_ERROR(c.CheckLeases());
-  std::vector<std::size_t> pages;
   for (std::size_t b = first_block; b < first_block + count; ++b) {
-    const Content::Entry& entry = c.entry(b, group);
-    if (!entry.status.ok()) return entry.status;
-    pages.push_back(entry.first_page + layer_index);
+    KVMILL_RETURN_IF_ERROR(c.entry(b, group).status);
   }
-  return pages;
+  KVMILL_RETURN_IF_ERROR(c.CheckProcess());
+  return c.CheckLeases();
+}
+
+absl::Status MappedBlocks::ReadTablesTogether(std::size_t group, std::size_t layer_index,
+                                              std::size_t first_block, std::size_t count) const {
+  const Content& c = *content_;
+  std::vector<Content::PlacedPage> pages;
+  for (std::size_t b = first_block; b < first_block + count; ++b) {
+    const Content::PlacedPage page = c.PageOf(c.entry(b, group), layer_index);
+    if (c.ReaderOf(page.where) == nullptr) continue;
+    // A table counts when it was read after the first look.
+    KVMILL_RETURN_IF_ERROR(c.CheckPage(b, page));
+    pages.push_back(page);
+  }
+  return pages.empty() ? absl::OkStatus() : c.ReadTables(pages, group);
 }
 
 absl::Status FillAttentionBlocks(const MappedBlocks& mapped, std::size_t group,
                                  std::size_t layer_index, std::size_t first_block,
                                  std::size_t count, absl::Span<AttentionBlock> table) {
-  KVMILL_ASSIGN_OR_RETURN(const std::vector<std::size_t> pages,
-                          mapped.PagesOf(group, layer_index, first_block, count));
+  KVMILL_RETURN_IF_ERROR(mapped.CheckEntries(group, layer_index, first_block, count));
   const NamespaceSpec& spec = mapped.name_space().spec;
   const std::size_t heads = spec.groups[group].kv_heads;
   if (table.size() < count * heads) {
     return absl::InvalidArgumentError(
         absl::StrCat("table of ", table.size(), " entries, want ", count * heads));
   }
-  // Those on the GPU together: each would be a wait of its own.
-  KVMILL_RETURN_IF_ERROR(mapped.content_->ReadTables(pages, group));
+  KVMILL_RETURN_IF_ERROR(mapped.ReadTablesTogether(group, layer_index, first_block, count));
   for (std::size_t b = 0; b < count; ++b) {
     KVMILL_ASSIGN_OR_RETURN(const PageView page, mapped.Page(first_block + b, group, layer_index));
     if (page.header().token_count != spec.block_tokens) {
@@ -297,23 +318,25 @@ absl::Status FillAttentionBlocks(const MappedBlocks& mapped, std::size_t group,
 absl::Status FillGenerationChecks(const MappedBlocks& mapped, std::size_t group,
                                   std::size_t layer_index, std::size_t first_block,
                                   std::size_t count, absl::Span<GenerationCheck> checks) {
-  KVMILL_ASSIGN_OR_RETURN(const std::vector<std::size_t> pages,
-                          mapped.PagesOf(group, layer_index, first_block, count));
+  KVMILL_RETURN_IF_ERROR(mapped.CheckEntries(group, layer_index, first_block, count));
   if (checks.size() < count) {
     return absl::InvalidArgumentError(
         absl::StrCat("list of ", checks.size(), " checks, want ", count));
   }
   const MappedBlocks::Content& content = *mapped.content_;
   for (std::size_t b = 0; b < count; ++b) {
-    const PagePosition& page = content.pages[pages[b]];
-    if (content.ReaderOf(page) == nullptr) {
+    const MappedBlocks::Content::PlacedPage page =
+        content.PageOf(content.entry(first_block + b, group), layer_index);
+    if (content.ReaderOf(page.where) == nullptr) {
       return absl::FailedPreconditionError(absl::StrCat(
           "block ", first_block + b, " is in host memory, where a device cannot check it"));
     }
-    checks[b].word = reinterpret_cast<const std::uint64_t*>(content.GenerationWordOf(page));
-    checks[b].expected = page.generation;
+    // The first look, if the page's table was not made before.
+    KVMILL_RETURN_IF_ERROR(content.CheckPage(first_block + b, page));
+    checks[b].word = reinterpret_cast<const std::uint64_t*>(content.GenerationWordOf(page.where));
+    checks[b].expected = content.generations[page.number].load(std::memory_order_relaxed);
   }
-  return absl::OkStatus();
+  return content.CheckLeases();  // After the looks.
 }
 
 absl::Status FillTailHeads(const MappedBlocks& mapped, std::size_t group, std::size_t layer_index,

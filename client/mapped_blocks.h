@@ -11,8 +11,8 @@
 // belongs to another block, the session ended) is a hard error: throw the result away, map again or
 // recompute.
 //
-// What is verified: that the daemon says who it is (the local door), when a page is looked at the
-// first time that it is whole and the page that was asked for (generation, header checksum,
+// What is verified: that the daemon says who it is (the local door), when a page is looked at that
+// it is whole, the page that was asked for, and the same as before (generation, header checksum,
 // namespace, block key, layer, format). Not the checksums of its contents: they were when the
 // daemon took the bytes in (computed when it encoded them, verified when they came from disk), and
 // nobody else can write to that memory. VerifyContents() does it all, once, for those who want it.
@@ -72,7 +72,7 @@ class MappedBlocks {
                                 std::size_t layer_index) const;
 
   // Whether everything that was read so far was right; after reading. Looks at the leases' time and
-  // at the generation of every page: some nanoseconds a page.
+  // at the generation of every page that was looked at: some nanoseconds a page.
   absl::Status Check() const;
   // The same for some blocks.
   absl::Status Check(std::size_t first_block, std::size_t count) const;
@@ -90,6 +90,7 @@ class MappedBlocks {
  public:
   // Internal to client/.
   struct Content;
+  explicit MappedBlocks(std::unique_ptr<Content> content);
 
  private:
   friend class Client;
@@ -99,11 +100,12 @@ class MappedBlocks {
                                           std::size_t, std::size_t, absl::Span<AttentionBlock>);
   friend absl::Status FillGenerationChecks(const MappedBlocks&, std::size_t, std::size_t,
                                            std::size_t, std::size_t, absl::Span<GenerationCheck>);
-  // The pages of a layer in `count` blocks, which must be there.
-  absl::StatusOr<std::vector<std::size_t>> PagesOf(std::size_t group, std::size_t layer_index,
-                                                   std::size_t first_block,
-                                                   std::size_t count) const;
-  explicit MappedBlocks(std::unique_ptr<Content> content);
+  // Whether `count` blocks are there and may be read.
+  absl::Status CheckEntries(std::size_t group, std::size_t layer_index, std::size_t first_block,
+                            std::size_t count) const;
+  // Of those pages that are on the GPU: one wait for all.
+  absl::Status ReadTablesTogether(std::size_t group, std::size_t layer_index,
+                                  std::size_t first_block, std::size_t count) const;
   std::unique_ptr<Content> content_;
 };
 

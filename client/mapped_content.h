@@ -40,7 +40,13 @@ struct MappedBlocks::Content {
     Tier tier = Tier::kHost;
     std::uint32_t token_count = 0;
     std::uint64_t lease = 0;
+    std::size_t first_run = 0;  // As MapReplyBlock has them.
+    std::size_t run_count = 0;
     std::size_t first_page = 0;
+  };
+  struct PlacedPage {
+    std::size_t number = 0;  // Among all pages.
+    PagePosition where;
   };
   struct Block {
     absl::Status status;
@@ -50,6 +56,13 @@ struct MappedBlocks::Content {
 
   const Entry& entry(std::size_t block, std::size_t group) const {
     return entries[block * ns.spec.groups.size() + group];
+  }
+  // Of an entry that is there.
+  PlacedPage PageOf(const Entry& entry, std::size_t layer_index) const {
+    std::size_t run = entry.first_run;
+    std::size_t i = layer_index;
+    while (i >= runs[run].page_count) i -= runs[run++].page_count;
+    return {entry.first_page + layer_index, runs[run].page(static_cast<std::uint32_t>(i))};
   }
   absl::Span<const std::byte> BytesOf(const PagePosition& page) const {
     return {mappings[page.arena_index]->data() + page.offset_bytes, page.page_bytes};
@@ -63,18 +76,24 @@ struct MappedBlocks::Content {
   }
   // Brings the tables (header and slots) of these pages of one layer group here, where the CPU
   // cannot read them in place. An error is the device's.
-  absl::Status ReadTables(absl::Span<const std::size_t> page_numbers, std::size_t group) const;
-  absl::StatusOr<PageView> ParsePage(std::size_t page_number, std::size_t group) const;
+  absl::Status ReadTables(absl::Span<const PlacedPage> pages, std::size_t group) const;
+  absl::StatusOr<PageView> ParsePage(const PlacedPage& page, std::size_t group) const;
+  // The memory is here: before anything in it is touched.
+  absl::Status CheckProcess() const;
   // OK while what was read so far may be right: everything but the generations.
   absl::Status CheckLeases() const;
-  absl::Status CheckPage(std::size_t block, std::size_t page) const;
+  // Whether the page's memory has been one content since it was first looked at, which this call
+  // does if nobody did. The first look counts when CheckLeases says OK after it.
+  absl::Status CheckPage(std::size_t block, const PlacedPage& page) const;
 
   pid_t pid = getpid();
   ClientNamespace ns;
   std::vector<BlockKey> keys;
   std::vector<Block> blocks;
   std::vector<Entry> entries;
-  std::vector<PagePosition> pages;
+  std::vector<MappedRun> runs;
+  // By page: its generation when it was first looked at; 0: nobody has. Set once. (Decision 0020.)
+  std::unique_ptr<std::atomic<std::uint64_t>[]> generations;
   // By PagePosition::arena_index. Null: it could not be had, and no block lies there.
   std::vector<ArenaMappingPtr> mappings;
   SessionPtr session;

@@ -87,8 +87,9 @@ absl::Status MapCall::Answer() {
   MapReplyWriter writer(&reply_);
   std::vector<BlockRef> leased;
   leased.reserve(entries_.size());
-  std::vector<TieredStore::PageLocation> pages;
-  std::vector<PagePosition> positions;
+  std::vector<TieredStore::PageRun> runs;
+  std::vector<MappedRun> named;
+  std::vector<std::uint64_t> generations;
   std::uint64_t bytes = 0;
   for (std::size_t entry = 0; entry < entries_.size(); ++entry) {
     if (!entries_[entry].ok()) {
@@ -96,26 +97,27 @@ absl::Status MapCall::Answer() {
       continue;
     }
     BlockRef& block = *entries_[entry];
-    pages.clear();
-    positions.clear();
-    context_.store.Locate(block, &pages);
-    const TieredStore::PageLocation* previous = nullptr;
-    for (const TieredStore::PageLocation& page : pages) {
-      PagePosition& position = positions.emplace_back();
-      position.arena_index =
-          previous != nullptr && previous->arena == page.arena && previous->tier == page.tier
-              ? positions[positions.size() - 2].arena_index
-              : writer.AddArena(
-                    {page.tier, page.arena, page.arena_epoch}, context_.store.ArenaOf(page).bytes,
-                    page.tier == Tier::kGpu ? context_.store.GenerationsOf(page).bytes : 0);
-      position.page_bytes = page.page_bytes;
-      position.offset_bytes = page.offset_bytes;
-      position.generation = page.generation;
-      position.generation_offset_bytes = page.generation_offset_bytes;
-      bytes += page.page_bytes;
-      previous = &page;
+    runs.clear();
+    named.clear();
+    context_.store.Locate(block, &runs);
+    for (const TieredStore::PageRun& run : runs) {
+      MappedRun& as = named.emplace_back();
+      as.arena_index =
+          writer.AddArena({run.tier, run.arena, run.arena_epoch}, context_.store.ArenaOf(run).bytes,
+                          run.tier == Tier::kGpu ? context_.store.GenerationsOf(run).bytes : 0);
+      as.page_count = run.page_count;
+      as.page_bytes = run.page_bytes;
+      as.stride_bytes = run.stride_bytes;
+      as.offset_bytes = run.offset_bytes;
+      as.generation_offset_bytes = run.generation_offset_bytes;
+      bytes += std::uint64_t{run.page_count} * run.page_bytes;
     }
-    writer.AddBlock(block.tier(), block.token_count(), positions);
+    writer.AddBlock(block.tier(), block.token_count(), named);
+    if (!request_.loads_generations()) {
+      generations.clear();
+      context_.store.LoadGenerations(block, &generations);
+      writer.AddGenerations(generations);
+    }
     leased.push_back(std::move(block));
   }
   KVMILL_ASSIGN_OR_RETURN(

@@ -363,20 +363,20 @@ absl::StatusOr<DoorClient::ArenaMemory> Node::Impl::ArenaFor(DoorClientId client
   absl::StatusOr<DoorClient::ArenaMemory> memory = absl::AbortedError(
       absl::StrCat("lease ", request.lease, " is not one of this client, or it ended"));
   sessions_->WithLease(client, request.lease, [&](const BlockRef& block) {
-    std::vector<TieredStore::PageLocation> pages;
-    store_->Locate(block, &pages);
-    for (const TieredStore::PageLocation& page : pages) {
-      if (page.arena != request.arena || page.arena_epoch != request.arena_epoch ||
-          static_cast<std::uint8_t>(page.tier) != request.tier) {
+    std::vector<TieredStore::PageRun> runs;
+    store_->Locate(block, &runs);
+    for (const TieredStore::PageRun& run : runs) {
+      if (run.arena != request.arena || run.arena_epoch != request.arena_epoch ||
+          static_cast<std::uint8_t>(run.tier) != request.tier) {
         continue;
       }
-      const TieredStore::Arena arena = store_->ArenaOf(page);
+      const TieredStore::Arena arena = store_->ArenaOf(run);
       DoorClient::ArenaMemory copy;
       copy.arena_bytes = arena.bytes;
       copy.fd = OwnedFd(fcntl(arena.fd, F_DUPFD_CLOEXEC, 0));
       bool copied = copy.fd.valid();
-      if (page.tier == Tier::kGpu) {
-        copy.generations = OwnedFd(fcntl(store_->GenerationsOf(page).fd, F_DUPFD_CLOEXEC, 0));
+      if (run.tier == Tier::kGpu) {
+        copy.generations = OwnedFd(fcntl(store_->GenerationsOf(run).fd, F_DUPFD_CLOEXEC, 0));
         copied = copied && copy.generations.valid();
       }
       if (copied) {

@@ -67,9 +67,6 @@ class PagePool::Impl {
   absl::Span<std::byte> Bytes(SlotRef slot) const;
   std::uint64_t Generation(SlotRef slot) const;
   Location Locate(SlotRef slot) const;
-  void PrefetchGeneration(SlotRef slot) const {
-    __builtin_prefetch(memory_->address(slot.extent / extents_per_arena_) + GenerationOffset(slot));
-  }
   int ArenaFd(std::uint32_t arena) const;
   std::uint64_t arena_bytes() const {
     const std::uint32_t extents = extents_per_arena_ - (device_arenas_ == nullptr ? 0 : 1);
@@ -518,7 +515,6 @@ void PagePool::Release(SlotRef slot) { impl_->Release(slot); }
 absl::Span<std::byte> PagePool::Bytes(SlotRef slot) const { return impl_->Bytes(slot); }
 std::uint64_t PagePool::Generation(SlotRef slot) const { return impl_->Generation(slot); }
 PagePool::Location PagePool::Locate(SlotRef slot) const { return impl_->Locate(slot); }
-void PagePool::PrefetchGeneration(SlotRef slot) const { impl_->PrefetchGeneration(slot); }
 int PagePool::ArenaFd(std::uint32_t arena) const { return impl_->ArenaFd(arena); }
 std::uint64_t PagePool::arena_bytes() const { return impl_->arena_bytes(); }
 int PagePool::GenerationFd(std::uint32_t arena) const { return impl_->GenerationFd(arena); }

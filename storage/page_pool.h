@@ -113,8 +113,6 @@ class PagePool {
     std::uint64_t generation_offset_bytes = 0;
   };
   Location Locate(SlotRef slot) const;
-  // Of a slot whose Generation will be asked for soon: that word and its neighbours to the cache.
-  void PrefetchGeneration(SlotRef slot) const;
   // The arena's memfd: cannot be written, grown or shrunk through any later mapping. Of a device's
   // memory: for Device::Import. Borrowed, valid while the caller holds a slot in the arena. (From
   // then on the arena counts as handed out.)

@@ -144,11 +144,6 @@ bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, Bloc
     ref->pages_.clear();
     ref->pages_.reserve(e.pages().size());
     const PagePool& pool = tiers_->pool(ref->memory_);
-    // Mapping will ask for them, block after block: each would be a cache miss to wait for.
-    constexpr std::size_t kGenerationsOfCacheLine = 64 / kGenerationBytes;
-    for (std::size_t i = 0; i < e.pages().size(); i += kGenerationsOfCacheLine) {
-      pool.PrefetchGeneration(e.pages()[i].slot);
-    }
     for (const PagePlace& place : e.pages()) {
       ref->pages_.push_back(pool.Bytes(place.slot).first(place.page_bytes));
       bytes += place.page_bytes;

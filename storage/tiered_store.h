@@ -169,27 +169,32 @@ class TieredStore {
   // The blocks were used, as if fetched; the number of those that are in memory. Never blocks.
   std::uint64_t Touch(absl::Span<const BlockId> ids);
 
-  // Where a page of a block lies, for readers in other processes that map the arena.
-  struct PageLocation {
+  // Where pages of a block lie, for readers in other processes that map the arena. Page i of a run
+  // is `page_bytes` at offset_bytes + i * stride_bytes; its generation, which stays as long as the
+  // block is held, is a word of kGenerationBytes: the i-th from generation_offset_bytes on.
+  struct PageRun {
     Tier tier = Tier::kHost;
     std::uint32_t arena = 0;        // Number within the tier.
     std::uint64_t arena_epoch = 0;  // Another one when the arena got other memory.
     std::uint64_t offset_bytes = 0;
     std::uint32_t page_bytes = 0;
-    std::uint64_t generation = 0;               // Of the page's slot, as long as `block` is held.
-    std::uint64_t generation_offset_bytes = 0;  // Of the word that holds it.
+    std::uint64_t generation_offset_bytes = 0;
+    std::uint32_t page_count = 0;
+    std::uint32_t stride_bytes = 0;  // 0 of a single page.
   };
-  // Appends one for each page of a valid `block`, in the order of its pages().
-  void Locate(const BlockRef& block, std::vector<PageLocation>* pages) const;
+  // Appends the runs of a valid `block`, in the order of its pages().
+  void Locate(const BlockRef& block, std::vector<PageRun>* runs) const;
+  // Appends the generation of each page of a valid `block`.
+  void LoadGenerations(const BlockRef& block, std::vector<std::uint64_t>* generations) const;
   // The memory of an arena that Locate named: can only be mapped to read. The descriptor is
   // borrowed, good while the reference is held. On the GPU: for Device::Import.
   struct Arena {
     int fd = -1;
     std::uint64_t bytes = 0;
   };
-  Arena ArenaOf(const PageLocation& page) const;
+  Arena ArenaOf(const PageRun& run) const;
   // The memory of its generations: in host memory the same, on the GPU host memory beside it.
-  Arena GenerationsOf(const PageLocation& page) const;
+  Arena GenerationsOf(const PageRun& run) const;
 
   // --- Removal ---
   // Hides the blocks now (all layer groups of each key); pinned pages are freed when unpinned. The

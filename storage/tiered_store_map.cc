@@ -29,39 +29,59 @@ std::uint64_t TieredStore::Touch(absl::Span<const BlockId> ids) {
   return touched;
 }
 
-void TieredStore::Locate(const BlockRef& block, std::vector<PageLocation>* pages) const {
-  const PagePool& pool = impl_->tiers_->pool(block.memory_);
-  const std::size_t first = pages->size();
-  pages->resize(first + block.pages_.size());
-  const auto locate = [&](std::size_t i, SlotRef slot) {
-    const PagePool::Location where = pool.Locate(slot);
-    PageLocation& page = (*pages)[first + i];
-    page.tier = block.memory_;
-    page.arena = where.arena;
-    page.arena_epoch = where.arena_epoch;
-    page.offset_bytes = where.offset_bytes;
-    page.page_bytes = static_cast<std::uint32_t>(block.pages_[i].size());
-    page.generation = pool.Generation(slot);
-    page.generation_offset_bytes = where.generation_offset_bytes;
-  };
+void TieredStore::Impl::ForEachSlot(const BlockRef& block,
+                                    absl::FunctionRef<void(std::size_t, SlotRef)> use) {
   if (!block.slots_.empty()) {
-    for (std::size_t i = 0; i < block.slots_.size(); ++i) locate(i, block.slots_[i]);
+    for (std::size_t i = 0; i < block.slots_.size(); ++i) use(i, block.slots_[i]);
     return;
   }
-  impl_->index_->With(block.entry_, [&](BlockEntry& e) {
-    for (std::size_t i = 0; i < e.pages().size(); ++i) locate(i, e.pages()[i].slot);
+  index_->With(block.entry_, [&](BlockEntry& e) {
+    for (std::size_t i = 0; i < e.pages().size(); ++i) use(i, e.pages()[i].slot);
   });
 }
 
-TieredStore::Arena TieredStore::ArenaOf(const PageLocation& page) const {
-  const PagePool& pool = impl_->tiers_->pool(page.tier);
-  return {pool.ArenaFd(page.arena), pool.arena_bytes()};
+void TieredStore::Locate(const BlockRef& block, std::vector<PageRun>* runs) const {
+  const PagePool& pool = impl_->tiers_->pool(block.memory_);
+  SlotRef previous;
+  impl_->ForEachSlot(block, [&](std::size_t i, SlotRef slot) {
+    const auto page_bytes = static_cast<std::uint32_t>(block.pages_[i].size());
+    // Neighbours in one extent are at the extent's stride, and so are their generations.
+    if (previous.valid() && slot.extent == previous.extent && slot.index == previous.index + 1 &&
+        runs->back().page_bytes == page_bytes) {
+      PageRun& run = runs->back();
+      if (++run.page_count == 2) {
+        run.stride_bytes = static_cast<std::uint32_t>(pool.Bytes(slot).size());
+      }
+    } else {
+      const PagePool::Location where = pool.Locate(slot);
+      PageRun& run = runs->emplace_back();
+      run.tier = block.memory_;
+      run.arena = where.arena;
+      run.arena_epoch = where.arena_epoch;
+      run.offset_bytes = where.offset_bytes;
+      run.generation_offset_bytes = where.generation_offset_bytes;
+      run.page_count = 1;
+      run.page_bytes = page_bytes;
+    }
+    previous = slot;
+  });
 }
 
-TieredStore::Arena TieredStore::GenerationsOf(const PageLocation& page) const {
-  const PagePool& pool = impl_->tiers_->pool(page.tier);
-  return {pool.GenerationFd(page.arena),
-          page.tier == Tier::kGpu ? kExtentBytes : pool.arena_bytes()};
+void TieredStore::LoadGenerations(const BlockRef& block,
+                                  std::vector<std::uint64_t>* generations) const {
+  const PagePool& pool = impl_->tiers_->pool(block.memory_);
+  impl_->ForEachSlot(
+      block, [&](std::size_t, SlotRef slot) { generations->push_back(pool.Generation(slot)); });
+}
+
+TieredStore::Arena TieredStore::ArenaOf(const PageRun& run) const {
+  const PagePool& pool = impl_->tiers_->pool(run.tier);
+  return {pool.ArenaFd(run.arena), pool.arena_bytes()};
+}
+
+TieredStore::Arena TieredStore::GenerationsOf(const PageRun& run) const {
+  const PagePool& pool = impl_->tiers_->pool(run.tier);
+  return {pool.GenerationFd(run.arena), run.tier == Tier::kGpu ? kExtentBytes : pool.arena_bytes()};
 }
 
 }  // namespace kvmill

@@ -24,64 +24,76 @@ NamespaceSpec Spec() {
 
 constexpr std::uint64_t kArenaBytes = 64 << 20;
 
-PagePosition Page(std::uint32_t arena, std::uint64_t offset, std::uint64_t generation_offset,
-                  std::uint64_t generation, std::uint32_t bytes = 4096) {
-  return {arena, bytes, offset, generation, generation_offset};
+MappedRun Pages(std::uint32_t arena, std::uint64_t offset, std::uint64_t generation_offset,
+                std::uint32_t pages = 1, std::uint32_t stride = 0, std::uint32_t bytes = 4096) {
+  return {arena, pages, bytes, stride, offset, generation_offset};
 }
 
 // Blocks 0 (both groups), 1 (the first group missed) of a request for two.
-v1::MapReply Example(std::vector<PagePosition>* pages) {
+v1::MapReply Example(std::vector<MappedRun>* runs) {
   v1::MapReply reply;
   MapReplyWriter writer(&reply);
   const std::uint32_t a = writer.AddArena({Tier::kHost, 3, 9}, kArenaBytes);
   const std::uint32_t b = writer.AddArena({Tier::kHost, 4, 1}, kArenaBytes);
   EXPECT_EQ(writer.AddArena({Tier::kHost, 3, 9}, kArenaBytes), a);
-  // One run; a run and a page in another arena; one page.
-  const std::vector<PagePosition> one = {Page(a, 8192, 64, 2), Page(a, 12288, 72, 4),
-                                         Page(a, 16384, 80, 2)};
-  const std::vector<PagePosition> other = {Page(b, 0, 0, 8)};
-  writer.AddBlock(Tier::kHost, 128, one);
-  writer.AddBlock(Tier::kDisk, 128, other);
+  // Three pages; one in another arena; one of another size.
+  const std::vector<MappedRun> all = {Pages(a, 8192, 64, 3, 4096), Pages(b, 0, 0),
+                                      Pages(b, 65536, 128, 1, 0, 1024)};
+  writer.AddBlock(Tier::kHost, 128, {&all[0], 1});
+  writer.AddBlock(Tier::kDisk, 128, {&all[1], 1});
   writer.AddFailure(2, absl::NotFoundError("miss"));
-  writer.AddBlock(Tier::kHost, 17, {Page(b, 65536, 128, 6, 1024)});
+  writer.AddBlock(Tier::kHost, 17, {&all[2], 1});
   reply.set_first_lease(100);
-  if (pages != nullptr) {
-    *pages = one;
-    pages->insert(pages->end(), other.begin(), other.end());
-    pages->push_back(Page(b, 65536, 128, 6, 1024));
-  }
+  if (runs != nullptr) *runs = all;
   return reply;
 }
 
 TEST(MapCodecTest, WhatIsWrittenIsRead) {
-  std::vector<PagePosition> pages;
-  const v1::MapReply reply = Example(&pages);
-  EXPECT_EQ(reply.run_arenas_size(), 3) << "adjacent pages are one run";
+  std::vector<MappedRun> runs;
+  const v1::MapReply reply = Example(&runs);
   const auto content = ReadMapReply(reply, Spec(), 2);
   ASSERT_TRUE(content.ok()) << content.status();
-  EXPECT_EQ(content->pages, pages);
+  EXPECT_EQ(content->runs, runs);
+  EXPECT_EQ(content->page_count, 5u);
   ASSERT_EQ(content->blocks.size(), 4u);
   EXPECT_EQ(content->blocks[0].lease, 100u);
   EXPECT_EQ(content->blocks[1].lease, 101u);
   EXPECT_EQ(content->blocks[1].tier, Tier::kDisk);
+  EXPECT_EQ(content->blocks[1].first_run, 1u);
+  EXPECT_EQ(content->blocks[1].run_count, 1u);
   EXPECT_EQ(content->blocks[1].first_page, 3u);
   EXPECT_TRUE(absl::IsNotFound(content->blocks[2].status));
   EXPECT_EQ(content->blocks[3].lease, 102u);
   EXPECT_EQ(content->blocks[3].token_count, 17u);
+  EXPECT_EQ(content->blocks[3].first_page, 4u);
   EXPECT_EQ(content->arenas[1].id, (ArenaId{Tier::kHost, 4, 1}));
+  EXPECT_EQ(content->runs[0].page(2), (PagePosition{0, 4096, 16384, 80}));
 }
 
-TEST(MapCodecTest, ScatteredPagesAreRunsOfOneAndBackwardsIsNoRun) {
+// From a daemon that sends generations unasked: the reader loads them itself.
+TEST(MapCodecTest, GenerationsOfAnOlderDaemonArePassedOver) {
+  std::vector<MappedRun> runs;
+  v1::MapReply reply = Example(&runs);
+  MapReplyWriter(&reply).AddGenerations({2, 4, 2, 8, 6});
+  ASSERT_EQ(reply.generations_size(), 5);
+  EXPECT_EQ(reply.generations(3), 8u);
+  const auto content = ReadMapReply(reply, Spec(), 2);
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_EQ(content->runs, runs);
+}
+
+TEST(MapCodecTest, ABlockMayBeOfSeveralRuns) {
   v1::MapReply reply;
   MapReplyWriter writer(&reply);
   writer.AddArena({}, kArenaBytes);
-  const std::vector<PagePosition> pages = {Page(0, 40960, 8, 2), Page(0, 8192, 16, 2),
-                                           Page(0, 12288, 64, 2)};
-  writer.AddBlock(Tier::kHost, 128, pages);
+  const std::vector<MappedRun> runs = {Pages(0, 40960, 8), Pages(0, 8192, 64, 2, 8192)};
+  writer.AddBlock(Tier::kHost, 128, runs);
   writer.AddFailure(1, absl::NotFoundError("miss"));
   const auto content = ReadMapReply(reply, Spec(), 1);
   ASSERT_TRUE(content.ok()) << content.status();
-  EXPECT_EQ(content->pages, pages);
+  EXPECT_EQ(content->runs, runs);
+  EXPECT_EQ(content->blocks[0].run_count, 2u);
+  EXPECT_EQ(content->page_count, 3u);
 }
 
 // Generations of a GPU's arena are in memory of their own, and may lie where its pages do.
@@ -89,13 +101,12 @@ TEST(MapCodecTest, ArenasOfAGpuHaveTheirGenerationsElsewhere) {
   v1::MapReply reply;
   MapReplyWriter writer(&reply);
   writer.AddArena({Tier::kGpu, 2, 5}, 12288, 8192);
-  const std::vector<PagePosition> pages = {Page(0, 0, 8168, 2), Page(0, 4096, 8176, 2),
-                                           Page(0, 8192, 8184, 2)};
-  writer.AddBlock(Tier::kGpu, 128, pages);
+  const MappedRun run = Pages(0, 0, 8168, 3, 4096);
+  writer.AddBlock(Tier::kGpu, 128, {&run, 1});
   writer.AddFailure(1, absl::NotFoundError("miss"));
   const auto content = ReadMapReply(reply, Spec(), 1);
   ASSERT_TRUE(content.ok()) << content.status();
-  EXPECT_EQ(content->pages, pages);
+  EXPECT_EQ(content->runs, std::vector<MappedRun>{run});
   EXPECT_EQ(content->arenas[0].id, (ArenaId{Tier::kGpu, 2, 5}));
   EXPECT_EQ(content->arenas[0].generation_bytes, 8192u);
 }
@@ -106,15 +117,15 @@ TEST(MapCodecTest, ABlockOfManyLayersTakesAHandfulOfBytes) {
   spec.groups[0].layers.resize(36);
   v1::MapReply reply;
   MapReplyWriter writer(&reply);
-  writer.AddArena({}, std::uint64_t{256} << 20);
+  writer.AddArena({}, std::uint64_t{512} << 20);
   for (std::uint64_t b = 0; b < 64; ++b) {
-    std::vector<PagePosition> pages;
-    for (std::uint64_t i = 0; i < 36; ++i) {
-      pages.push_back(Page(0, (2 << 20) + (b * 36 + i) * 110912, (b * 36 + i) * 8, 2, 110912));
-    }
-    writer.AddBlock(Tier::kHost, 128, pages);
+    // Two extents of 18 slots, as the daemon's pool lays them.
+    const std::vector<MappedRun> runs = {
+        Pages(0, (2 * b + 1) << 21, (2 * b + 1) * 16384, 18, 116480, 110912),
+        Pages(0, (2 * b + 2) << 21, (2 * b + 2) * 16384, 18, 116480, 110912)};
+    writer.AddBlock(Tier::kHost, 128, runs);
   }
-  EXPECT_LT(reply.ByteSizeLong(), 64 * 64u);
+  EXPECT_LT(reply.ByteSizeLong(), 64 * 48u);
   EXPECT_TRUE(ReadMapReply(reply, spec, 64).ok());
 }
 
@@ -142,8 +153,6 @@ TEST(MapCodecTest, RepliesThatDoNotFitAreRefused) {
       {[](v1::MapReply& r) { r.set_run_pages(0, 0); }, "run_pages 0"},
       {[](v1::MapReply& r) { r.set_run_counts(0, 9); }, "run"},
       {[](v1::MapReply& r) { r.add_run_pages(1); }, "run_pages 4, want 3"},
-      {[](v1::MapReply& r) { r.add_generations(2); }, "generations 6, want 5"},
-      {[](v1::MapReply& r) { r.mutable_generations()->RemoveLast(); }, "generations"},
       {[](v1::MapReply& r) { r.add_failures()->set_index(2); }, "token_counts 3, want 2"},
       {[](v1::MapReply& r) { r.mutable_failures(0)->set_index(4); }, "pages of a block 1, want 3"},
       {[](v1::MapReply& r) { r.mutable_failures(0)->mutable_status()->set_code(0); }, "status"},
@@ -182,13 +191,18 @@ TEST(MapCodecTest, WhatDamagedRepliesSayLiesWithinTheirArenas) {
     if (!content.ok()) continue;
     ++read;
     ASSERT_EQ(content->blocks.size(), 4u);
-    for (const PagePosition& page : content->pages) {
-      ASSERT_LT(page.arena_index, content->arenas.size());
-      const std::uint64_t end = content->arenas[page.arena_index].arena_bytes;
-      ASSERT_LE(page.offset_bytes, end);
-      ASSERT_LE(page.page_bytes, end - page.offset_bytes);
-      ASSERT_LE(page.generation_offset_bytes, end - 8);
+    std::size_t pages = 0;
+    for (const MappedRun& run : content->runs) {
+      ASSERT_LT(run.arena_index, content->arenas.size());
+      const std::uint64_t end = content->arenas[run.arena_index].arena_bytes;
+      pages += run.page_count;
+      for (const std::uint32_t i : {0u, run.page_count - 1}) {
+        ASSERT_LE(run.page(i).offset_bytes, end);
+        ASSERT_LE(run.page(i).page_bytes, end - run.page(i).offset_bytes);
+        ASSERT_LE(run.page(i).generation_offset_bytes, end - 8);
+      }
     }
+    ASSERT_EQ(pages, content->page_count);
   }
   EXPECT_GT(read, 100);
 }

@@ -531,6 +531,52 @@ TEST_F(MapTest, ArenasGoOnlyToThoseWhoHoldALeaseInThem) {
   EXPECT_FALSE(neighbour.Arena(content.blocks[0].lease, own).ok());
 }
 
+// Of the version before: they compare with the generations of the reply.
+TEST_F(MapTest, ClientsThatDoNotLoadGenerationsAreToldThem) {
+  Start();
+  const ClientNamespace ns = Fill("s", 3);
+  RawReader reader(socket(), ns);
+  const std::vector<BlockKey> keys = KeysOf("s", 3);
+  EXPECT_EQ(reader.RawMap(keys, PageMemory::kHost, true).generations_size(), 0);
+  const v1::MapReply reply = reader.RawMap(keys, PageMemory::kHost, false);
+  ASSERT_EQ(reply.generations_size(), 6) << "two layers a block";
+  const auto content = ReadMapReply(reply, ns.spec, 3);
+  ASSERT_TRUE(content.ok()) << content.status();
+  ASSERT_EQ(content->arenas.size(), 1u);
+  const auto memory = reader.Arena(content->blocks[0].lease, content->arenas[0].id);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  int page = 0;
+  for (const MappedRun& run : content->runs) {
+    for (std::uint32_t i = 0; i < run.page_count; ++i, ++page) {
+      std::uint64_t word = 0;
+      ASSERT_EQ(pread(memory->fd.get(), &word, sizeof(word),
+                      static_cast<off_t>(run.page(i).generation_offset_bytes)),
+                static_cast<ssize_t>(sizeof(word)));
+      EXPECT_EQ(word, reply.generations(page));
+      EXPECT_TRUE(word > 0 && word % 2 == 0) << word;
+    }
+  }
+  EXPECT_EQ(page, 6);
+}
+
+// A lease that was over, and whose memory is another block's, before the reader came to look.
+TEST_F(MapTest, AReaderWhoseFirstLookIsTooLateIsTold) {
+  Start();
+  const ClientNamespace ns = Fill("s", 4);
+  const auto mapped = Map(ns, KeysOf("s", 4), absl::Milliseconds(200));
+  ASSERT_NE(mapped, nullptr);
+  EXPECT_TRUE(WaitForStat([](const ServerStat& s) { return s.leases == 0; }));
+  absl::SleepFor(absl::Milliseconds(400));  // The grace.
+  EXPECT_EQ(*client_->Clear(ns), 4u);
+  Fill("more", 8, 100);
+  for (std::size_t b = 0; b < 4; ++b) {
+    EXPECT_TRUE(absl::IsAborted(mapped->Page(b, 0, 0).status())) << mapped->Page(b, 0, 0).status();
+  }
+  std::vector<AttentionBlock> table(2);
+  EXPECT_TRUE(absl::IsAborted(FillAttentionBlocks(*mapped, 0, 1, 2, 1, absl::MakeSpan(table))));
+  EXPECT_TRUE(absl::IsAborted(mapped->Check()));
+}
+
 TEST_F(MapTest, ACutStreamCostsALocalClientNothingAndItsDoorEverything) {
   Start();
   const ClientNamespace ns = Fill("s", 2);

@@ -46,17 +46,22 @@ class RawReader {
   }
   ~RawReader() { CutStream(); }
 
-  MapReplyContent Map(const NamespaceSpec& spec, const std::vector<BlockKey>& keys,
-                      PageMemory memory = PageMemory::kHost) {
+  v1::MapReply RawMap(const std::vector<BlockKey>& keys, PageMemory memory,
+                      bool loads_generations) {
     v1::MapRequest request = request_;
     request.set_memory(ToProto(memory));
+    request.set_loads_generations(loads_generations);
     for (const BlockKey& key : keys) request.add_keys(std::string(key.view()));
     grpc::ClientContext context;
     pass_.AddTo(&context);
     v1::MapReply reply;
     const grpc::Status status = cache_->Map(&context, request, &reply);
     EXPECT_TRUE(status.ok()) << status.error_message();
-    const auto content = ReadMapReply(reply, spec, keys.size());
+    return reply;
+  }
+  MapReplyContent Map(const NamespaceSpec& spec, const std::vector<BlockKey>& keys,
+                      PageMemory memory = PageMemory::kHost) {
+    const auto content = ReadMapReply(RawMap(keys, memory, true), spec, keys.size());
     EXPECT_TRUE(content.ok()) << content.status();
     return content.ok() ? *content : MapReplyContent();
   }

@@ -109,29 +109,36 @@ TEST_F(TieredStoreGpuTest, ReadersInOtherProcessesFindPagesOnTheGpu) {
   auto in_host = store_->Fetch(Id(1), FetchPath::kMap);  // A copy has a place, too.
   ASSERT_TRUE(in_host.ok()) << in_host.status();
   for (const BlockRef* ref : {&*on_gpu, &*in_host}) {
-    std::vector<TieredStore::PageLocation> where;
-    store_->Locate(*ref, &where);
-    ASSERT_EQ(where.size(), kLayers);
-    for (std::size_t i = 0; i < kLayers; ++i) {
-      EXPECT_EQ(where[i].tier, ref->memory());
-      ASSERT_EQ(where[i].page_bytes, ref->pages()[i].size());
-      const TieredStore::Arena arena = store_->ArenaOf(where[i]);
-      const TieredStore::Arena generations = store_->GenerationsOf(where[i]);
-      EXPECT_EQ(arena.fd == generations.fd, ref->memory() == Tier::kHost);
-      ASSERT_LE(where[i].offset_bytes + where[i].page_bytes, arena.bytes);
-      ASSERT_LE(where[i].generation_offset_bytes + 8, generations.bytes);
-      std::vector<std::byte> page(where[i].page_bytes);
-      ASSERT_EQ(
-          pread(arena.fd, page.data(), page.size(), static_cast<off_t>(where[i].offset_bytes)),
-          static_cast<ssize_t>(page.size()));
-      EXPECT_EQ(std::memcmp(page.data(), in_host->pages()[i].data(), page.size()), 0);
-      std::uint64_t generation = 0;
-      ASSERT_EQ(pread(generations.fd, &generation, sizeof(generation),
-                      static_cast<off_t>(where[i].generation_offset_bytes)),
-                static_cast<ssize_t>(sizeof(generation)));
-      EXPECT_EQ(generation, where[i].generation);
-      EXPECT_EQ(generation % 2, 0u);
+    std::vector<TieredStore::PageRun> runs;
+    store_->Locate(*ref, &runs);
+    std::vector<std::uint64_t> generations;
+    store_->LoadGenerations(*ref, &generations);
+    ASSERT_EQ(generations.size(), kLayers);
+    std::size_t i = 0;
+    for (const TieredStore::PageRun& run : runs) {
+      EXPECT_EQ(run.tier, ref->memory());
+      const TieredStore::Arena arena = store_->ArenaOf(run);
+      const TieredStore::Arena words = store_->GenerationsOf(run);
+      EXPECT_EQ(arena.fd == words.fd, ref->memory() == Tier::kHost);
+      for (std::uint32_t p = 0; p < run.page_count; ++p, ++i) {
+        ASSERT_LT(i, kLayers);
+        ASSERT_EQ(run.page_bytes, ref->pages()[i].size());
+        const std::uint64_t offset = run.offset_bytes + std::uint64_t{p} * run.stride_bytes;
+        const std::uint64_t word = run.generation_offset_bytes + p * kGenerationBytes;
+        ASSERT_LE(offset + run.page_bytes, arena.bytes);
+        ASSERT_LE(word + kGenerationBytes, words.bytes);
+        std::vector<std::byte> page(run.page_bytes);
+        ASSERT_EQ(pread(arena.fd, page.data(), page.size(), static_cast<off_t>(offset)),
+                  static_cast<ssize_t>(page.size()));
+        EXPECT_EQ(std::memcmp(page.data(), in_host->pages()[i].data(), page.size()), 0);
+        std::uint64_t generation = 0;
+        ASSERT_EQ(pread(words.fd, &generation, sizeof(generation), static_cast<off_t>(word)),
+                  static_cast<ssize_t>(sizeof(generation)));
+        EXPECT_EQ(generation, generations[i]);
+        EXPECT_EQ(generation % 2, 0u);
+      }
     }
+    EXPECT_EQ(i, kLayers);
   }
   EXPECT_TRUE(Holds(*in_host, 1));
   const StoreStats stats = store_->stats();

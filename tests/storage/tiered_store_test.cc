@@ -434,33 +434,39 @@ TEST_F(TieredStoreTest, LocateNamesThePagesAndTheirGenerationsInTheArena) {
   ASSERT_TRUE(block.valid());
   EXPECT_EQ(store_->stats().fetched_blocks[1][1], 1u);
   EXPECT_EQ(store_->stats().fetched_blocks[0][1], 0u);
-  std::vector<TieredStore::PageLocation> pages;
-  store_->Locate(block, &pages);
-  ASSERT_EQ(pages.size(), kLayers);
-  const TieredStore::Arena arena = store_->ArenaOf(pages[0]);
+  std::vector<TieredStore::PageRun> runs;
+  store_->Locate(block, &runs);
+  ASSERT_EQ(runs.size(), 1u) << "in an empty pool the pages of a block are neighbours";
+  const TieredStore::PageRun& run = runs[0];
+  ASSERT_EQ(run.page_count, kLayers);
+  const TieredStore::Arena arena = store_->ArenaOf(run);
   EXPECT_EQ(arena.bytes, options_.arena_bytes);
   const auto* mapped =
       static_cast<const std::byte*>(mmap(nullptr, arena.bytes, PROT_READ, MAP_SHARED, arena.fd, 0));
   ASSERT_NE(mapped, MAP_FAILED);
-  const auto generation = [&](const TieredStore::PageLocation& page) {
+  const auto generation = [&](std::uint32_t layer) {
     std::uint64_t word = 0;
-    std::memcpy(&word, mapped + page.generation_offset_bytes, sizeof(word));
+    std::memcpy(&word, mapped + run.generation_offset_bytes + layer * kGenerationBytes,
+                sizeof(word));
     return word;
   };
+  EXPECT_EQ(run.tier, Tier::kHost);
+  std::vector<std::uint64_t> generations;
+  store_->LoadGenerations(block, &generations);
+  ASSERT_EQ(generations.size(), kLayers);
   for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
-    const TieredStore::PageLocation& page = pages[layer];
-    EXPECT_EQ(page.tier, Tier::kHost);
-    EXPECT_EQ(page.page_bytes, block.pages()[layer].size());
-    EXPECT_EQ(std::memcmp(mapped + page.offset_bytes, block.pages()[layer].data(), page.page_bytes),
+    EXPECT_EQ(run.page_bytes, block.pages()[layer].size());
+    EXPECT_EQ(std::memcmp(mapped + run.offset_bytes + layer * run.stride_bytes,
+                          block.pages()[layer].data(), run.page_bytes),
               0);
-    EXPECT_EQ(page.generation % 2, 0u);
-    EXPECT_EQ(generation(page), page.generation);
+    EXPECT_EQ(generations[layer] % 2, 0u);
+    EXPECT_EQ(generation(layer), generations[layer]);
   }
   EXPECT_EQ(*store_->Remove(space_, {Key(1)}), 1u);
-  EXPECT_EQ(generation(pages[0]), pages[0].generation) << "held, though hidden";
+  EXPECT_EQ(generation(0), generations[0]) << "held, though hidden";
   block = BlockRef();
-  EXPECT_NE(generation(pages[0]), pages[0].generation);
-  EXPECT_EQ(generation(pages[0]) % 2, 1u);
+  EXPECT_NE(generation(0), generations[0]);
+  EXPECT_EQ(generation(0) % 2, 1u);
   munmap(const_cast<std::byte*>(mapped), arena.bytes);
 }
 
