@@ -16,6 +16,8 @@ namespace kvmill {
 
 namespace {
 
+constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+
 absl::Status WrongSize(std::uint64_t bytes, std::uint64_t want) {
   return absl::FailedPreconditionError(
       absl::StrCat("arena of ", bytes, " bytes, the daemon spoke of ", want));
@@ -32,9 +34,27 @@ absl::StatusOr<const std::byte*> MapToRead(int fd, std::uint64_t bytes) {
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return absl::FailedPreconditionError("an arena that could shrink under its readers");
   }
-  void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+  // Where huge pages of the daemon's are huge pages here, too: aligned as they are.
+  const std::size_t reserved_bytes = bytes + kHugePageBytes;
+  void* reserved =
+      mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("addresses for an arena of ", bytes, " bytes"));
+  }
+  auto* const begin = static_cast<std::byte*>(reserved);
+  std::byte* const aligned =
+      begin + (kHugePageBytes - reinterpret_cast<std::uintptr_t>(begin) % kHugePageBytes);
+  void* data = mmap(aligned, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+  const int map_error = errno;
+  munmap(begin, static_cast<std::size_t>(aligned - begin));
   if (data == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("mmap of an arena of ", bytes, " bytes"));
+    munmap(aligned, reserved_bytes - static_cast<std::size_t>(aligned - begin));
+    return absl::ErrnoToStatus(map_error, absl::StrCat("mmap of an arena of ", bytes, " bytes"));
+  }
+  const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  std::byte* const end = aligned + (bytes + page_bytes - 1) / page_bytes * page_bytes;
+  if (end < begin + reserved_bytes) {
+    munmap(end, static_cast<std::size_t>(begin + reserved_bytes - end));
   }
   // A child must not look at memory whose leases are its parent's; prompt data has no place in a
   // core file.

@@ -33,6 +33,7 @@ struct Config {
   bool insecure = false;
   std::string data_dir;  // Empty: no disk tier.
   std::uint64_t host_bytes = std::uint64_t{4} << 30;
+  std::string huge_pages = "auto";  // auto, on or off.
   std::uint64_t gpu_bytes = 0;
   std::uint64_t disk_bytes = std::uint64_t{64} << 30;
   std::string device = "auto";

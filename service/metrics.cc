@@ -172,6 +172,8 @@ const Family kFamilies[] = {
          Add(out, s.stats.tiers[i].capacity_bytes, {{"tier", tier}});
        });
      }},
+    {"host_huge_page_bytes", MetricType::Gauge, "Host memory for blocks that is in huge pages.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.huge_page_bytes); }},
     {"tier_blocks", MetricType::Gauge, "Blocks (layer groups of blocks), by tier.",
      [](const Source& s, MetricFamily* out) {
        ForEachTier(s.stats, [&](std::size_t i, const char* tier) {

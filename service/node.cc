@@ -244,6 +244,9 @@ absl::Status Node::Impl::OpenStore() {
   }
   TieredStore::Options options;
   options.host_bytes = config_.host_bytes;
+  options.huge_pages = config_.huge_pages == "on"    ? HugePages::kOn
+                       : config_.huge_pages == "off" ? HugePages::kOff
+                                                     : HugePages::kAuto;
   // Blocks of small models are 64 KiB; the index takes memory for those that are there only.
   constexpr std::uint64_t kSmallBlockBytes = 64 << 10;
   const std::uint64_t disk_bytes = config_.data_dir.empty() ? 0 : config_.disk_bytes;

@@ -24,6 +24,8 @@ namespace {
 // Large enough that threads rarely meet at the counter, small enough for a progress line.
 constexpr std::size_t kPrefaultStepBytes = std::size_t{32} << 20;
 constexpr unsigned kPrefaultThreadsMax = 16;
+// Where free memory is scattered every attempt costs milliseconds of moving pages about.
+constexpr std::uint32_t kHugeRefusalsMax = 16;
 
 absl::Status NoMemory(absl::string_view what, std::uint64_t bytes, int error) {
   std::string message =
@@ -40,9 +42,11 @@ absl::Status NoMemory(absl::string_view what, std::uint64_t bytes, int error) {
 ArenaMemory::ArenaMemory(const Options& options)
     : arena_bytes_(options.arena_bytes),
       prefault_(options.prefault),
+      huge_pages_(options.huge_pages),
       pin_for_(options.pin_for),
       fds_(options.arena_count, -1),
-      pinned_(options.arena_count, 0) {}
+      pinned_(options.arena_count, 0),
+      huge_extents_(std::make_unique<std::atomic<std::uint32_t>[]>(options.arena_count)) {}
 
 ArenaMemory::~ArenaMemory() {
   for (std::uint32_t arena = 0; arena < pinned_.size(); ++arena) Unpin(arena);
@@ -66,7 +70,16 @@ absl::StatusOr<std::unique_ptr<ArenaMemory>> ArenaMemory::Create(const Options& 
   for (std::uint32_t arena = 0; arena < options.arena_count; ++arena) {
     KVMILL_RETURN_IF_ERROR(memory->MapArena(arena));
   }
-  if (options.prefault) KVMILL_RETURN_IF_ERROR(memory->PrefaultAll(options.progress));
+  if (options.prefault) {
+    KVMILL_RETURN_IF_ERROR(memory->PrefaultAll(options.progress));
+    if (options.huge_pages == HugePages::kOn && memory->huge_bytes() < total_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          memory->huge_bytes() / kExtentBytes, " of ", total_bytes / kExtentBytes,
+          " huge pages (2 MiB) could be had: ", std::strerror(memory->huge_error()),
+          " (free memory is scattered; or the kernel is older than Linux 6.1, or forbids them: "
+          "/sys/kernel/mm/transparent_hugepage/shmem_enabled is deny)"));
+    }
+  }
   for (std::uint32_t arena = 0; arena < options.arena_count; ++arena) {
     KVMILL_RETURN_IF_ERROR(memory->Pin(arena));
   }
@@ -95,8 +108,8 @@ absl::Status ArenaMemory::MapArena(std::uint32_t arena) {
       MAP_FAILED) {
     return NoMemory("mmap of an arena", arena_bytes_, errno);
   }
-  // Hints; without them everything works, slower. Prompt data has no place in a core file.
-  madvise(address(arena), arena_bytes_, MADV_HUGEPAGE);
+  // Hints; without them everything works. Prompt data has no place in a core file.
+  if (huge_pages_ != HugePages::kOff) madvise(address(arena), arena_bytes_, MADV_HUGEPAGE);
   madvise(address(arena), arena_bytes_, MADV_DONTDUMP);
   // After our own mapping, which stays writable. From here on it can be shared.
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) !=
@@ -107,9 +120,32 @@ absl::Status ArenaMemory::MapArena(std::uint32_t arena) {
   return absl::OkStatus();
 }
 
+void ArenaMemory::GatherHugePages(std::uint32_t arena, std::size_t offset_bytes,
+                                  std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += kExtentBytes) {
+    if (huge_refusals_.load(std::memory_order_relaxed) >= kHugeRefusalsMax) return;
+    const int error = GatherHugePage(address(arena) + offset_bytes + i);
+    if (error == 0) {
+      huge_extents_[arena].fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
+    huge_error_.store(error, std::memory_order_relaxed);
+    huge_refusals_.fetch_add(error == EINVAL ? kHugeRefusalsMax : 1, std::memory_order_relaxed);
+  }
+}
+
+std::uint64_t ArenaMemory::huge_bytes() const {
+  std::uint64_t extents = 0;
+  for (std::size_t arena = 0; arena < fds_.size(); ++arena) {
+    extents += huge_extents_[arena].load(std::memory_order_relaxed);
+  }
+  return extents * kExtentBytes;
+}
+
 absl::Status ArenaMemory::Prefault(std::uint32_t arena, std::size_t offset_bytes,
                                    std::size_t bytes) {
   std::byte* start = address(arena) + offset_bytes;
+  if (huge_pages_ != HugePages::kOff) GatherHugePages(arena, offset_bytes, bytes);
   int result = 0;
   do {
     result = madvise(start, bytes, MADV_POPULATE_WRITE);
@@ -201,6 +237,8 @@ absl::Status ArenaMemory::Renew(std::uint32_t arena) {
     close(fds_[arena]);
     fds_[arena] = -1;
   }
+  huge_extents_[arena].store(0, std::memory_order_relaxed);
+  huge_refusals_.store(0, std::memory_order_relaxed);  // Free memory is other memory by now.
   absl::Status status = MapArena(arena);
   if (status.ok() && prefault_) status = Prefault(arena, 0, arena_bytes_);
   if (status.ok()) status = Pin(arena);

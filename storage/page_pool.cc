@@ -479,6 +479,9 @@ PagePool::Stats PagePool::Impl::stats() const {
   stats.used_bytes = used_bytes_;
   stats.extents_free = capacity_bytes_ / kExtentBytes - table_.extents_held();
   stats.slots_used = slots_used_;
+  stats.huge_bytes = memory_->huge_bytes();
+  stats.memory_bytes = memory_->bytes();
+  stats.huge_error = memory_->huge_error();
   return stats;
 }
 
@@ -489,6 +492,7 @@ absl::StatusOr<std::unique_ptr<PagePool>> PagePool::Create(const Options& option
       static_cast<std::uint32_t>(options.capacity_bytes / options.arena_bytes);
   memory_options.arena_bytes = options.device == nullptr ? options.arena_bytes : kExtentBytes;
   memory_options.prefault = options.prefault;
+  memory_options.huge_pages = options.huge_pages;
   memory_options.progress = options.progress;
   if (options.device == nullptr) memory_options.pin_for = options.pin_for;
   KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<ArenaMemory> memory, ArenaMemory::Create(memory_options));

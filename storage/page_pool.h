@@ -36,6 +36,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "storage/device/device.h"
+#include "storage/huge_pages.h"
 
 namespace kvmill {
 
@@ -62,6 +63,7 @@ class PagePool {
     std::uint64_t arena_bytes = std::uint64_t{256}
                                 << 20;  // Multiple of kExtentBytes, 2 extents to 16 GiB.
     bool prefault = true;               // Touch all memory in Create (parallel); off only in tests.
+    HugePages huge_pages = HugePages::kAuto;  // Of memory that is touched.
     // Where the arenas lie; null: in host memory. Outlives the pool.
     Device* device = nullptr;
     // A device that copies to and from arenas of host memory: they are pinned for it. May be null;
@@ -77,6 +79,9 @@ class PagePool {
     std::uint64_t used_bytes = 0;      // Of acquired slots, with what their rounding takes.
     std::uint64_t extents_free = 0;    // Extents that no slot class holds, in arenas of any tenant.
     std::uint64_t slots_used = 0;
+    std::uint64_t huge_bytes = 0;    // Of the arenas' host memory, generations included.
+    std::uint64_t memory_bytes = 0;  // All of that.
+    int huge_error = 0;              // An errno: why not all of it, if it was touched.
   };
 
   // INVALID_ARGUMENT for bad options; RESOURCE_EXHAUSTED naming size and limit when the memory

@@ -66,6 +66,7 @@ struct StoreStats {
   std::uint64_t unpromoted_blocks = 0;  // Waiting to be copied to the GPU.
   std::uint64_t metadata_bytes = 0;
   std::array<TierStats, kTierCount> tiers{};
+  std::uint64_t huge_page_bytes = 0;  // Of host memory.
 
   std::uint64_t lookup_hit = 0, lookup_partial = 0, lookup_miss = 0;  // Requests.
   std::uint64_t lookup_blocks = 0, lookup_tokens = 0;

@@ -1,6 +1,7 @@
 #include "storage/tiered_store.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -91,9 +92,16 @@ absl::Status TieredStore::Impl::Start() {
   pool_options.capacity_bytes = options_.host_bytes;
   pool_options.arena_bytes = options_.arena_bytes;
   pool_options.prefault = options_.prefault;
+  pool_options.huge_pages = options_.huge_pages;
   pool_options.pin_for = options_.gpu;
   pool_options.progress = options_.prefault_progress;
   KVMILL_ASSIGN_OR_RETURN(pool_, PagePool::Create(pool_options));
+  if (options_.prefault && options_.huge_pages != HugePages::kOff) {
+    const PagePool::Stats pool = pool_->stats();
+    LogInfo(absl::StrCat("host memory: ", pool.huge_bytes >> 20, " of ", pool.memory_bytes >> 20,
+                         " MiB in huge pages", pool.huge_error == 0 ? "" : ": ",
+                         pool.huge_error == 0 ? "" : std::strerror(pool.huge_error)));
+  }
   KVMILL_ASSIGN_OR_RETURN(index_, BlockIndex::Create({.entries_max = options_.blocks_max}));
   MemoryTiers::Part host{pool_.get(), nullptr};
   KVMILL_ASSIGN_OR_RETURN(host.policy, MakePolicy(options_.host_bytes));

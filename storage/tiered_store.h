@@ -86,6 +86,7 @@ class TieredStore {
     absl::Duration assembly_timeout =
         absl::Seconds(30);  // An unfinished block without progress is given up after this.
     bool prefault = true;
+    HugePages huge_pages = HugePages::kAuto;  // Of host memory.
     std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> prefault_progress;
     // What holds the tier above host memory, with so much of its memory; null: there is none.
     // Outlives the store.
@@ -177,9 +178,9 @@ class TieredStore {
     std::uint32_t arena = 0;        // Number within the tier.
     std::uint64_t arena_epoch = 0;  // Another one when the arena got other memory.
     std::uint64_t offset_bytes = 0;
-    std::uint32_t page_bytes = 0;
     std::uint64_t generation_offset_bytes = 0;
     std::uint32_t page_count = 0;
+    std::uint32_t page_bytes = 0;
     std::uint32_t stride_bytes = 0;  // 0 of a single page.
   };
   // Appends the runs of a valid `block`, in the order of its pages().

@@ -185,6 +185,7 @@ StoreStats TieredStore::stats() const {
   const PagePool::Stats pool = impl_->pool_->stats();
   stats.tiers[Index(Tier::kHost)].used_bytes = pool.used_bytes;
   stats.tiers[Index(Tier::kHost)].capacity_bytes = pool.capacity_bytes;
+  stats.huge_page_bytes = pool.huge_bytes;
   if (impl_->gpu_ != nullptr) {
     const PagePool::Stats gpu = impl_->gpu_pool_->stats();
     stats.tiers[Index(Tier::kGpu)].used_bytes = gpu.used_bytes;

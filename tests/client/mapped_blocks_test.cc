@@ -15,6 +15,7 @@
 #include "client/mapped_content.h"
 #include "storage/page_pool.h"
 #include "tests/long_form.h"
+#include "tests/storage/huge_memory.h"
 
 namespace kvmill {
 namespace {
@@ -194,6 +195,22 @@ TEST_F(MappedBlocksTest, MemoryThatWasReusedBeforeTheFirstLookIsNotTakenForTheBl
     EXPECT_TRUE(absl::IsDataLoss(mapped->Page(0, 0, layer).status()))
         << mapped->Page(0, 0, layer).status();
   }
+}
+
+// As they are in the daemon: aligned alike.
+TEST_F(MappedBlocksTest, HugePagesOfTheDaemonAreHugeForItsReaders) {
+  PagePool::Options options;
+  options.capacity_bytes = options.arena_bytes = kArenaBytes;
+  auto pool = PagePool::Create(options);
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  if ((*pool)->stats().huge_bytes == 0) GTEST_SKIP() << "this kernel gives none";
+  pool_ = *std::move(pool);
+  Put(1, 7);
+  const auto mapped = Map(1, kLong);
+  const auto page = mapped->Page(0, 0, 2);
+  ASSERT_TRUE(page.ok()) << page.status();
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(mapping_->data()) % kExtentBytes, 0u);
+  EXPECT_EQ(testing::HugeBytesAt(page->bytes().data()), kArenaBytes) << "generations and pages";
 }
 
 // Lookers and an owner at once, whose clock would allow everything: a copy that passed the checks

@@ -4,6 +4,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -150,6 +151,7 @@ TEST_F(ProcessTest, BadCommandLinesAreUsageErrors) {
                                              {"--listen", "::1:7600"},
                                              {"--listen", "localhost"},
                                              {"--log-level", "loud"},
+                                             {"--huge-pages", "yes"},
                                              {"--insecure=yes"},
                                              {"stray"}}) {
     EXPECT_EQ(Run(arguments).code, 2) << arguments[0];
@@ -185,6 +187,22 @@ TEST_F(ProcessTest, WhatCannotStartSaysWhyInOneLineAndExitsOne) {
     EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 1) << error;
     EXPECT_EQ(daemon_->standard_output(), "");
   }
+}
+
+// Inherited by the daemon: its kernel has no huge pages to give.
+TEST_F(ProcessTest, WithoutHugePagesADaemonRunsUnlessTheyAreDemanded) {
+  const std::vector<std::string> small = {"--socket", socket(), "--host-bytes", "64MiB"};
+  std::vector<std::string> demanding = small;
+  demanding.insert(demanding.end(), {"--huge-pages", "on"});
+  ASSERT_EQ(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0), 0);
+  const Exit refused = Run(demanding);
+  const std::string why = daemon_->standard_error();
+  Start({"--host-bytes", "64MiB"});
+  ASSERT_EQ(prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0), 0);
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(why, HasSubstr("0 of 32 huge pages (2 MiB) could be had"));
+  EXPECT_THAT(daemon_->standard_error(), HasSubstr("host memory: 0 of 64 MiB in huge pages: "));
+  EXPECT_TRUE(client_->Stat().ok());
 }
 
 TEST_F(ProcessTest, FlagsOverrideTheFileAndThePrintedConfigurationReadsBack) {

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <map>
 #include <set>
 #include <sstream>
@@ -133,6 +134,8 @@ TEST_F(MetricsTest, CountersSayWhatTheWorkloadDid) {
   EXPECT_EQ(m("tier_blocks{tier=\"disk\"}"), 3);
   EXPECT_GT(m("tier_used_bytes{tier=\"host\"}"), 0);
   EXPECT_GT(m("tier_capacity_bytes{tier=\"host\"}"), 0);
+  EXPECT_TRUE(m.has("host_huge_page_bytes"));
+  EXPECT_EQ(std::fmod(m("host_huge_page_bytes"), 2 << 20), 0);
   EXPECT_EQ(m("tier_capacity_bytes{tier=\"disk\"}"), 1 << 30);
   EXPECT_EQ(m("checksum_failures_total{tier=\"host\"}"), 0);
   EXPECT_EQ(m("leases"), 0);
