@@ -1,18 +1,26 @@
 // Map of blocks of a real kvmilld against an empty call to it, and attention on the mapped tiles
-// against a private copy of them.
+// against private copies of them.
 //
 // Prints the medians and their ratios. 8 KV heads, head_dim 128, k4v2_g128; every map after an
-// empty call; attention over one layer, 8 queries a KV head, one thread, processor time.
+// empty call; attention over the first layers, 8 queries a KV head, one thread, processor time.
+//
+// A private copy is what an engine of its own would have: the same bytes at the same distances, in
+// anonymous memory of this process. One with pages of 4 KiB, as malloc gives them where huge pages
+// are given on request, and one with huge pages (on request: MADV_HUGEPAGE). In place, copy and
+// copy take turns, beginning with another one each round.
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -30,19 +38,55 @@ namespace {
 
 constexpr std::uint32_t kTokens = 128;
 constexpr std::uint32_t kQueriesPerHead = 8;
-constexpr std::uint32_t kAttentionRounds = 31;
 constexpr std::uint32_t kWarmUps = 3;
 
 struct MapBenchOptions {
   std::uint32_t blocks = 64;
   std::uint32_t count = 500;
   std::uint32_t layers = 36;
+  std::uint32_t attention_layers = 1;
+  std::uint32_t attention_rounds = 31;
+  std::string huge_pages = "auto";
   std::uint32_t kv_heads = 8;
   std::uint32_t head_dim = 128;
 };
 
+// Where the tiles are that attention goes over.
+enum Memory { kInPlace, kSmallPages, kHugePages, kMemoryCount };
+
 struct MapBenchResult {
-  std::vector<double> map_us, empty_rpc_us, attention_mapped_us, attention_private_us;
+  std::vector<double> map_us, empty_rpc_us;
+  std::array<std::vector<double>, kMemoryCount> attention_us;  // By round.
+};
+
+// Anonymous memory like `span`: as large, and as far from a boundary of 2 MiB.
+class PrivateMemory {
+ public:
+  static constexpr std::size_t kAlignment = std::size_t{2} << 20;
+
+  PrivateMemory(absl::Span<const std::byte> like, bool huge_pages)
+      : bytes_(like.size() + 2 * kAlignment) {
+    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return;
+    memory_ = static_cast<std::byte*>(memory);
+    madvise(memory_, bytes_, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    const auto at = reinterpret_cast<std::uintptr_t>(memory_);
+    const auto want = reinterpret_cast<std::uintptr_t>(like.data());
+    begin_ = memory_ + (want - at) % kAlignment;
+  }
+  ~PrivateMemory() {
+    if (memory_ != nullptr) munmap(memory_, bytes_);
+  }
+  PrivateMemory(const PrivateMemory&) = delete;
+  PrivateMemory& operator=(const PrivateMemory&) = delete;
+
+  std::byte* begin() const { return begin_; }  // Null: there is none.
+
+ private:
+  const std::size_t bytes_;
+  std::byte* memory_ = nullptr;
+  std::byte* begin_ = nullptr;
 };
 
 double Micros(std::chrono::steady_clock::time_point begin) {
@@ -105,33 +149,54 @@ absl::StatusOr<std::vector<BlockKey>> StoreBlocks(Client& client, const ClientNa
   return keys;
 }
 
-absl::Status MeasureAttention(const MappedBlocks& mapped, MapBenchResult* result) {
-  const NamespaceSpec& spec = mapped.name_space().spec;
-  const LayerGroup& group = spec.groups[0];
-  std::vector<AttentionBlock> in_place(mapped.block_count() * group.kv_heads);
-  KVMILL_RETURN_IF_ERROR(
-      FillAttentionBlocks(mapped, 0, 0, 0, mapped.block_count(), absl::MakeSpan(in_place)));
-  // The private copy lies as in the daemon, where the pages of a block are neighbours: what is
-  // compared is the memory, not how near to each other the pages of a layer are.
-  const std::size_t layers = group.layers.size();
-  std::unique_ptr<std::byte[]> memory;
-  std::vector<AttentionBlock> copied = in_place;
-  for (std::size_t b = 0; b < mapped.block_count(); ++b) {
-    KVMILL_ASSIGN_OR_RETURN(const PageView page, mapped.Page(b, 0, 0));
-    const std::byte* const begin = page.contents(0).data() - page.slot(0).offset_bytes;
-    const std::size_t page_bytes = page.header().page_bytes;
-    if (memory == nullptr) {
-      memory.reset(new std::byte[mapped.block_count() * layers * page_bytes]);
+// [memory][layer]: tables of the mapped blocks' first layers.
+using Tables = std::array<std::vector<std::vector<AttentionBlock>>, kMemoryCount>;
+
+// Fills the tables in place, and copies the pages to where they lie in the private ones.
+absl::Status FillTables(const MappedBlocks& mapped, std::size_t layers, Tables* tables,
+                        std::vector<std::unique_ptr<PrivateMemory>>* memories) {
+  const LayerGroup& group = mapped.name_space().spec.groups[0];
+  std::vector<absl::Span<const std::byte>> pages;
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    std::vector<AttentionBlock>& table = (*tables)[kInPlace].emplace_back();
+    table.resize(mapped.block_count() * group.kv_heads);
+    KVMILL_RETURN_IF_ERROR(
+        FillAttentionBlocks(mapped, 0, layer, 0, mapped.block_count(), absl::MakeSpan(table)));
+    for (std::size_t b = 0; b < mapped.block_count(); ++b) {
+      KVMILL_ASSIGN_OR_RETURN(const PageView page, mapped.Page(b, 0, layer));
+      pages.push_back(page.bytes());
     }
-    std::byte* const copy = memory.get() + b * layers * page_bytes;
-    std::memcpy(copy, begin, page_bytes);
-    for (std::size_t h = 0; h < group.kv_heads; ++h) {
-      AttentionBlock& entry = copied[b * group.kv_heads + h];
-      if (entry.kind != BlockKind::kAbsent) {
-        entry.data = copy + page.slot(h).offset_bytes;
+  }
+  const auto by_begin = [](const auto& a, const auto& b) { return a.data() < b.data(); };
+  const auto [first, last] = std::minmax_element(pages.begin(), pages.end(), by_begin);
+  const absl::Span<const std::byte> all(
+      first->data(), static_cast<std::size_t>(last->data() + last->size() - first->data()));
+  for (const Memory memory : {kSmallPages, kHugePages}) {
+    memories->push_back(std::make_unique<PrivateMemory>(all, memory == kHugePages));
+    std::byte* const begin = memories->back()->begin();
+    if (begin == nullptr) return absl::ResourceExhaustedError("no memory for a private copy");
+    for (const auto& page : pages) {
+      std::memcpy(begin + (page.data() - all.data()), page.data(), page.size());
+    }
+    (*tables)[memory] = (*tables)[kInPlace];
+    for (std::vector<AttentionBlock>& table : (*tables)[memory]) {
+      for (AttentionBlock& entry : table) {
+        if (entry.kind == BlockKind::kAbsent) continue;
+        entry.data = begin + (static_cast<const std::byte*>(entry.data) - all.data());
       }
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureAttention(const MappedBlocks& mapped, const MapBenchOptions& options,
+                              MapBenchResult* result) {
+  const NamespaceSpec& spec = mapped.name_space().spec;
+  const LayerGroup& group = spec.groups[0];
+  Tables tables;
+  std::vector<std::unique_ptr<PrivateMemory>> memories;
+  KVMILL_RETURN_IF_ERROR(
+      FillTables(mapped, std::min(options.attention_layers, options.layers), &tables, &memories));
   AttentionSequence sequence;
   sequence.block_count = static_cast<std::uint32_t>(mapped.block_count());
   sequence.token_end = mapped.block_count() * kTokens;
@@ -148,25 +213,29 @@ absl::Status MeasureAttention(const MappedBlocks& mapped, MapBenchResult* result
   args.query = query.data();
   args.output = output.data();
   std::vector<std::byte> scratch;
-  for (std::uint32_t round = 0; round < kAttentionRounds + 2; ++round) {
-    // Whoever goes first does so every second time only.
-    for (const std::uint32_t which : {round % 2, 1 - round % 2}) {
-      sequence.blocks = which == 0 ? in_place.data() : copied.data();
-      KVMILL_RETURN_IF_ERROR(ValidateAttention(args));
-      scratch.resize(AttentionScratchBytes(args, 1) + 64);
-      const std::size_t off = reinterpret_cast<std::uintptr_t>(scratch.data()) % 64;
-      const double begin = CpuMicros();
-      AttentionCpu(args, {}, absl::MakeSpan(scratch).subspan(64 - off));
-      const double us = CpuMicros() - begin;
-      if (round < 2) continue;  // Page tables and caches.
-      (which == 0 ? result->attention_mapped_us : result->attention_private_us).push_back(us);
+  constexpr std::uint32_t kAttentionWarmUps = 2;  // Page tables and caches.
+  for (std::uint32_t round = 0; round < options.attention_rounds + kAttentionWarmUps; ++round) {
+    for (std::uint32_t turn = 0; turn < kMemoryCount; ++turn) {
+      const std::uint32_t memory = (turn + round) % kMemoryCount;
+      double us = 0;
+      for (const std::vector<AttentionBlock>& table : tables[memory]) {
+        sequence.blocks = table.data();
+        KVMILL_RETURN_IF_ERROR(ValidateAttention(args));
+        scratch.resize(AttentionScratchBytes(args, 1) + 64);
+        const std::size_t off = reinterpret_cast<std::uintptr_t>(scratch.data()) % 64;
+        const double begin = CpuMicros();
+        AttentionCpu(args, {}, absl::MakeSpan(scratch).subspan(64 - off));
+        us += CpuMicros() - begin;
+      }
+      if (round >= kAttentionWarmUps) result->attention_us[memory].push_back(us);
     }
   }
   return mapped.Check();
 }
 
 absl::Status Measure(Client& client, const ClientNamespace& ns, const std::vector<BlockKey>& keys,
-                     std::uint32_t count, MapBenchResult* result) {
+                     const MapBenchOptions& options, MapBenchResult* result) {
+  const std::uint32_t count = options.count;
   for (std::uint32_t i = 0; i < count + kWarmUps; ++i) {
     auto begin = std::chrono::steady_clock::now();
     KVMILL_RETURN_IF_ERROR(client.Touch(ns, {}).status());
@@ -175,7 +244,8 @@ absl::Status Measure(Client& client, const ClientNamespace& ns, const std::vecto
     KVMILL_ASSIGN_OR_RETURN(const Client::MappedPtr mapped, client.Map(ns, keys));
     const double map_us = Micros(begin);
     for (std::size_t b = 0; b < keys.size(); ++b) KVMILL_RETURN_IF_ERROR(mapped->status(b));
-    if (i + 1 == count + kWarmUps) KVMILL_RETURN_IF_ERROR(MeasureAttention(*mapped, result));
+    if (i + 1 == count + kWarmUps)
+      KVMILL_RETURN_IF_ERROR(MeasureAttention(*mapped, options, result));
     if (i < kWarmUps) continue;  // Connections, sessions, mappings.
     result->map_us.push_back(map_us);
     result->empty_rpc_us.push_back(empty_us);
@@ -190,8 +260,9 @@ double Median(std::vector<double>& values) {
 
 absl::Status Run(const MapBenchOptions& options) {
   const testing::TemporaryDirectory directory;
-  testing::DaemonProcess daemon(
-      testing::DaemonBinary(), {"--socket", directory / "run/kvmill.sock", "--host-bytes", "1GiB"});
+  testing::DaemonProcess daemon(testing::DaemonBinary(),
+                                {"--socket", directory / "run/kvmill.sock", "--host-bytes", "1GiB",
+                                 "--huge-pages", options.huge_pages});
   const nlohmann::json ready = daemon.WaitReady();
   if (ready.is_null()) return absl::UnavailableError(daemon.standard_error());
   KVMILL_ASSIGN_OR_RETURN(
@@ -203,16 +274,23 @@ absl::Status Run(const MapBenchOptions& options) {
   KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys,
                           StoreBlocks(*client, ns, options.blocks));
   MapBenchResult result;
-  KVMILL_RETURN_IF_ERROR(Measure(*client, ns, keys, options.count, &result));
+  KVMILL_RETURN_IF_ERROR(Measure(*client, ns, keys, options, &result));
   const double map_us = Median(result.map_us);
   const double empty_us = Median(result.empty_rpc_us);
-  const double mapped_us = Median(result.attention_mapped_us);
-  const double private_us = Median(result.attention_private_us);
-  std::printf(
-      "map of %u blocks of %u layers %.1f us (p99 %.1f)  empty call %.1f us  ratio %.2f\n"
-      "attention in place %.1f us  over a private copy %.1f us  ratio %.3f\n",
-      options.blocks, options.layers, map_us, result.map_us[result.map_us.size() * 99 / 100],
-      empty_us, map_us / empty_us, mapped_us, private_us, mapped_us / private_us);
+  std::printf("map of %u blocks of %u layers %.1f us (p99 %.1f)  empty call %.1f us  ratio %.2f\n",
+              options.blocks, options.layers, map_us,
+              result.map_us[result.map_us.size() * 99 / 100], empty_us, map_us / empty_us);
+  for (const auto& [memory, name] :
+       {std::pair(kSmallPages, "4 KiB pages"), std::pair(kHugePages, "huge pages")}) {
+    // Of every round: what else the machine does changes between them.
+    std::vector<double> ratios;
+    for (std::size_t i = 0; i < options.attention_rounds; ++i) {
+      ratios.push_back(result.attention_us[kInPlace][i] / result.attention_us[memory][i]);
+    }
+    std::vector<double> in_place = result.attention_us[kInPlace];
+    std::printf("attention in place %.1f us  over a private copy in %s %.1f us  ratio %.3f\n",
+                Median(in_place), name, Median(result.attention_us[memory]), Median(ratios));
+  }
   return absl::OkStatus();
 }
 
@@ -227,6 +305,9 @@ int Main(int argc, char** argv) {
   add("--blocks", options.blocks, 4096);
   add("--layers", options.layers, kLayersMax);
   add("--count", options.count, 1000000);
+  add("--attention-layers", options.attention_layers, kLayersMax);
+  add("--attention-rounds", options.attention_rounds, 10000);
+  app.add_option("--huge-pages", options.huge_pages, "The daemon's")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   const absl::Status status = Run(options);
   if (status.ok()) return 0;
