@@ -128,6 +128,7 @@ void ToProto(const EngineGeometry& geometry, v1::EngineGeometry* out) {
     v1::EngineRegion* r = out->add_regions();
     r->set_base(region.base);
     r->set_bytes(region.bytes);
+    r->set_kind(static_cast<v1::EngineRegionKind>(KindOf(region)));
   }
   for (const EngineLayers& layers : geometry.layers) {
     v1::EngineLayers* l = out->add_layers();
@@ -160,7 +161,16 @@ void ToProto(const EngineGeometry& geometry, v1::EngineGeometry* out) {
 absl::StatusOr<EngineGeometry> FromProto(const v1::EngineGeometry& geometry) {
   EngineGeometry out;
   for (const v1::EngineRegion& region : geometry.regions()) {
-    out.regions.push_back({region.base(), region.bytes()});
+    EngineRegion& r = out.regions.emplace_back();
+    r.base = region.base();
+    r.bytes = region.bytes();
+    if (region.kind() < v1::ENGINE_REGION_UNSPECIFIED ||
+        region.kind() > v1::ENGINE_REGION_DEVICE_IPC) {
+      return absl::UnimplementedError(
+          absl::StrCat("regions[", out.regions.size() - 1, "]: kind ", region.kind(),
+                       ", this daemon knows 1 (private), 2 (memfd) and 3 (device_ipc)"));
+    }
+    r.kind = static_cast<EngineRegionKind>(region.kind());
   }
   for (const v1::EngineLayers& layers : geometry.layers()) {
     EngineLayers& l = out.layers.emplace_back();

@@ -162,9 +162,24 @@ void DoorClient::RequestArena(std::uint64_t number, DoorArenaRequest arena, Dead
 
 void DoorClient::SendRegion(std::uint64_t number, const DoorRegion& region, int fd,
                             Deadline deadline, RegionTaken done) {
+  AskToTake(number, BytesOf(region), fd, deadline, std::move(done));
+}
+
+void DoorClient::SendDeviceRegion(std::uint64_t number, const DoorDeviceRegion& region,
+                                  Deadline deadline, RegionTaken done) {
+  const std::shared_ptr<const DoorPass> entered = pass();
+  if (entered != nullptr && entered->version < kDoorDeviceRegionVersion) {
+    return done(absl::UnimplementedError(
+        absl::StrCat("memory of a GPU: the daemon's door is of version ", entered->version,
+                     ", want ", kDoorDeviceRegionVersion)));
+  }
+  AskToTake(number, BytesOf(region), -1, deadline, std::move(done));
+}
+
+void DoorClient::AskToTake(std::uint64_t number, absl::Span<const std::byte> packet, int fd,
+                           Deadline deadline, RegionTaken done) {
   Request request;
-  const auto bytes = BytesOf(region);
-  request.packet.assign(bytes.begin(), bytes.end());
+  request.packet.assign(packet.begin(), packet.end());
   request.fd = fd;
   request.deadline = deadline;
   request.done = [done = std::move(done)](const absl::StatusOr<Answer>& answer) {
@@ -195,6 +210,7 @@ void DoorClient::Run() {
     };
     pass->token_hex = hex(welcome.token);
     pass->boot_id_hex = hex(welcome.boot_id);
+    pass->version = welcome.header.version;
     pass->process = std::move(process);
     std::vector<Waiter> entered;
     {

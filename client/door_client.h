@@ -43,6 +43,7 @@ struct DoorPass {
   std::uint64_t number = 0;  // Of this process: another one after every new connection. From 1.
   std::string token_hex;
   std::string boot_id_hex;
+  std::uint16_t version = 0;  // That the daemon's door speaks.
   OwnedFd process;  // pidfd of the daemon; not valid when its process cannot be seen from here.
 
   // The daemon has ended, for certain.
@@ -88,6 +89,9 @@ class DoorClient {
   using RegionTaken = std::function<void(absl::Status status)>;
   void SendRegion(std::uint64_t number, const DoorRegion& region, int fd, Deadline deadline,
                   RegionTaken done);
+  // The same for memory of a GPU. UNIMPLEMENTED: the daemon is older than that.
+  void SendDeviceRegion(std::uint64_t number, const DoorDeviceRegion& region, Deadline deadline,
+                        RegionTaken done);
 
   // Cancels and hangs up before the destructor does. Idempotent.
   void Stop();
@@ -120,6 +124,9 @@ class DoorClient {
   // False: the connection is over.
   bool Receive(int fd);
   void Ask(std::uint64_t pass_number, Request request);
+  // A region: `packet` with `fd`, or without one.
+  void AskToTake(std::uint64_t number, absl::Span<const std::byte> packet, int fd,
+                 Deadline deadline, RegionTaken done);
   void SendRequests(int fd);
   // Milliseconds until the first deadline of those who wait.
   int PollTimeoutMs();

@@ -30,9 +30,10 @@ absl::StatusOr<DoorHeader> ParseDoorHeader(absl::Span<const std::byte> packet) {
     return bad("message_bytes", header.message_bytes, packet.size());
   }
   if (header.kind < static_cast<std::uint16_t>(DoorKind::kHello) ||
-      header.kind > static_cast<std::uint16_t>(DoorKind::kRegionTaken)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("door message: kind ", header.kind, ", want 1 to 7"));
+      header.kind > static_cast<std::uint16_t>(kDoorKindMax)) {
+    return absl::InvalidArgumentError(absl::StrCat("door message: kind ", header.kind,
+                                                   ", want 1 to ",
+                                                   static_cast<std::uint16_t>(kDoorKindMax)));
   }
   return header;
 }

@@ -2,7 +2,7 @@
 //
 // A client says hello and is welcomed with a token, or refused with a reason. The welcomed then
 // asks for the memory of arenas that it has leases in, which comes as file descriptors, and sends
-// descriptors of memory that it registered.
+// descriptors of memory that it registered, or handles of memory of a GPU.
 //
 // Shared by client/door_client.h and service/local_door.h. Pure functions, thread-safe. Any bytes
 // may be passed in.
@@ -27,7 +27,9 @@ static_assert(std::endian::native == std::endian::little, "messages are little-e
 
 inline constexpr std::uint32_t kDoorMagic = 0x52444D4B;  // "KMDR" in memory.
 // Neighbours talk to each other: a later version only appends fields to a message.
-inline constexpr std::uint16_t kDoorVersion = 1;
+// 2: kDeviceRegion, which is sent only to who knows it.
+inline constexpr std::uint16_t kDoorVersion = 2;
+inline constexpr std::uint16_t kDoorDeviceRegionVersion = 2;
 inline constexpr std::size_t kDoorMessageBytesMax = 512;
 inline constexpr std::size_t kDoorDescriptorsMax = 2;  // With one message.
 
@@ -44,8 +46,10 @@ enum class DoorKind : std::uint16_t {
   kArena = 5,         // Daemon: the answer, with the arena's file descriptor; of an arena of a GPU
                       // also that of its generations, which are in host memory.
   kRegion = 6,        // Client: with one file descriptor.
-  kRegionTaken = 7,   // Daemon: the answer.
+  kRegionTaken = 7,   // Daemon: the answer to it, and to the next.
+  kDeviceRegion = 8,  // Client.
 };
+inline constexpr DoorKind kDoorKindMax = DoorKind::kDeviceRegion;
 
 // The first bytes of every message, in every version.
 struct DoorHeader {
@@ -118,6 +122,20 @@ struct DoorRegion {
 };
 static_assert(sizeof(DoorRegion) == 48);
 
+// The same for a region in memory of a GPU, which is named instead of handed over.
+struct DoorDeviceRegion {
+  DoorHeader header;
+  std::uint64_t registration;
+  std::uint64_t offset_bytes;           // Where the region begins in the allocation,
+  std::uint64_t bytes;                  //   and its size: that of the registration.
+  std::uint64_t allocation_bytes;       // What is opened of the allocation, from its beginning on.
+  std::uint32_t region;                 // Index in the registration.
+  std::uint32_t reserved;               // 0.
+  std::array<std::uint8_t, 64> handle;  // cudaIpcMemHandle_t, or what stands for it.
+  std::array<std::uint8_t, 16> device;  // The GPU's UUID; zeros: unsaid.
+};
+static_assert(sizeof(DoorDeviceRegion) == 136);
+
 struct DoorRegionTaken {
   DoorHeader header;
   std::uint64_t registration;
@@ -142,6 +160,8 @@ template <>
 inline constexpr DoorKind kDoorKindOf<DoorRegion> = DoorKind::kRegion;
 template <>
 inline constexpr DoorKind kDoorKindOf<DoorRegionTaken> = DoorKind::kRegionTaken;
+template <>
+inline constexpr DoorKind kDoorKindOf<DoorDeviceRegion> = DoorKind::kDeviceRegion;
 
 // A message of this version, zeros but for its header.
 template <typename Message>

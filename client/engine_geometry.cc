@@ -171,6 +171,12 @@ absl::Status CheckLayers(const NamespaceSpec& spec, const EngineGeometry& geomet
 
 }  // namespace
 
+EngineRegionKind KindOf(const EngineRegion& region) {
+  if (region.kind != EngineRegionKind::kUnsaid) return region.kind;
+  if (region.device_memory.has_value()) return EngineRegionKind::kDeviceIpc;
+  return region.fd >= 0 ? EngineRegionKind::kMemfd : EngineRegionKind::kPrivate;
+}
+
 absl::Status CheckGeometry(const NamespaceSpec& spec, const EngineGeometry& geometry) {
   if (geometry.regions.empty() || geometry.regions.size() > kEngineRegionsMax) {
     return absl::InvalidArgumentError(
@@ -185,6 +191,13 @@ absl::Status CheckGeometry(const NamespaceSpec& spec, const EngineGeometry& geom
     const Checker c(absl::StrCat("region at ", region.base));
     if (region.bytes == 0) return c.Bad("bytes", 0, "at least 1");
     if (end == kNoSum) return c.Bad("bytes", region.bytes, "an end below 2^64");
+    if (region.fd >= 0 && region.device_memory.has_value()) {
+      return c.Bad("fd", region.fd, "none beside memory of a GPU");
+    }
+    const bool has_memory = region.fd >= 0 || region.device_memory.has_value();
+    if (has_memory && region.kind != EngineRegionKind::kUnsaid) {
+      return c.Bad("kind", static_cast<int>(region.kind), "0: its fields say what it is");
+    }
     if (i + 1 < ascending.size() && end > ascending[i + 1].base) {
       return c.Bad("bytes", region.bytes,
                    absl::StrCat("an end before the next region at ", ascending[i + 1].base));

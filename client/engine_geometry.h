@@ -6,8 +6,10 @@
 #ifndef KVMILL_CLIENT_ENGINE_GEOMETRY_H_
 #define KVMILL_CLIENT_ENGINE_GEOMETRY_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,24 @@ namespace kvmill {
 inline constexpr std::size_t kEngineRegionsMax = 4096;
 inline constexpr std::size_t kEngineLayersMax = 1024;  // Entries of EngineGeometry::layers.
 
+// How a region comes to the daemon, through the local door.
+enum class EngineRegionKind : std::uint8_t {
+  kUnsaid = 0,     // An engine: as the fields of its region are. A daemon: as the door has it.
+  kPrivate = 1,    // Not at all: memory of the engine's process alone.
+  kMemfd = 2,      // Shared memory.
+  kDeviceIpc = 3,  // Memory of a GPU.
+};
+
+// Memory of a GPU that another process can open: an allocation, and where in it a region begins.
+struct EngineDeviceMemory {
+  std::array<std::byte, 64> handle{};  // cudaIpcGetMemHandle's, of the whole allocation.
+  std::uint64_t allocation_bytes = 0;  // Of the allocation, or at least up to the region's end.
+  std::uint64_t offset_bytes = 0;      // Of the region in it.
+  std::array<std::byte, 16> device{};  // The GPU's UUID; zeros: unsaid.
+
+  friend bool operator==(const EngineDeviceMemory&, const EngineDeviceMemory&) = default;
+};
+
 // Consecutive bytes of the engine's memory.
 struct EngineRegion {
   std::uint64_t base = 0;  // Address in the engine's process.
@@ -29,6 +49,11 @@ struct EngineRegion {
   // -1: memory of this process alone.
   int fd = -1;
   std::uint64_t fd_offset_bytes = 0;
+  // Memory of a GPU that the daemon uses as well (as Device::ExportIpc of
+  // storage/device/device.h says), instead of `fd`; `base` is its address there. The allocation
+  // stays until the registration has ended and nobody reads. Does not travel with the rest either.
+  std::optional<EngineDeviceMemory> device_memory = std::nullopt;
+  EngineRegionKind kind = EngineRegionKind::kUnsaid;
 
   friend bool operator==(const EngineRegion&, const EngineRegion&) = default;
 };
@@ -82,6 +107,9 @@ struct EngineGeometry {
 
   friend bool operator==(const EngineGeometry&, const EngineGeometry&) = default;
 };
+
+// What the region says it is, or has fields of.
+EngineRegionKind KindOf(const EngineRegion& region);
 
 // INVALID_ARGUMENT for what makes no sense in itself, FAILED_PRECONDITION for what does not fit the
 // namespace; both name the field, its value and what was expected.

@@ -16,9 +16,12 @@
 // with options.ready_layers = 0. The call lasts until the last layer is stored: call.timeout is at
 // least what computing them takes.
 //
+// Or from memory of a GPU that it uses as well: EngineRegion::device_memory instead of fd.
+//
 // When values are read. Never before they are ready: `ready_layers` of the call says what is, and
 // ReadyPages says more. Layers are stored as they become ready. Values that are ready must stay
-// until the pages are free.
+// until the pages are free. Of memory of a GPU: the work that writes them has ended there (an event
+// behind it has passed), not only been enqueued; the daemon's streams wait for nothing else.
 //
 // When pages are free, that is, when nobody reads them and nobody will:
 //   - when the store is done, with whichever status but DEADLINE_EXCEEDED;

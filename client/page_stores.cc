@@ -1,6 +1,7 @@
 #include "client/page_stores.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,12 +17,30 @@ struct Sharing {
   PageStores::StatusDone done;
 };
 
+// A region in memory of a GPU.
+DoorDeviceRegion MessageOf(const RegisteredMemory& memory, std::uint32_t index) {
+  const EngineRegion& region = memory.geometry.regions[index];
+  const EngineDeviceMemory& device = *region.device_memory;
+  auto message = MakeDoorMessage<DoorDeviceRegion>();
+  message.registration = memory.registration;
+  message.region = index;
+  message.offset_bytes = device.offset_bytes;
+  message.bytes = region.bytes;
+  message.allocation_bytes = device.allocation_bytes;
+  std::memcpy(message.handle.data(), device.handle.data(), sizeof(message.handle));
+  std::memcpy(message.device.data(), device.device.data(), sizeof(message.device));
+  return message;
+}
+
 }  // namespace
 
 void PageStores::Register(RegisteredMemoryPtr memory, Deadline deadline, StatusDone done) {
   std::vector<std::uint32_t> shared;
   for (std::uint32_t i = 0; i < memory->geometry.regions.size(); ++i) {
-    if (memory->geometry.regions[i].fd >= 0) shared.push_back(i);
+    const EngineRegionKind kind = KindOf(memory->geometry.regions[i]);
+    if (kind == EngineRegionKind::kMemfd || kind == EngineRegionKind::kDeviceIpc) {
+      shared.push_back(i);
+    }
   }
   const auto keep = [this, memory] {
     MutexLock lock(mu_);
@@ -40,26 +59,30 @@ void PageStores::Register(RegisteredMemoryPtr memory, Deadline deadline, StatusD
   };
   for (const std::uint32_t i : shared) {
     const EngineRegion& region = memory->geometry.regions[i];
+    const auto taken = [sharing, i](const absl::Status& status) {
+      absl::Status all;
+      {
+        MutexLock lock(sharing->mu);
+        if (!status.ok() && sharing->status.ok()) {
+          sharing->status =
+              absl::Status(status.code(), absl::StrCat("region ", i, ": ", status.message()));
+        }
+        if (--sharing->left > 0) return;
+        all = sharing->status;
+      }
+      sharing->done(all);
+    };
+    if (region.device_memory.has_value()) {
+      door->SendDeviceRegion(memory->session->pass, MessageOf(*memory, i), deadline, taken);
+      continue;
+    }
     auto message = MakeDoorMessage<DoorRegion>();
     message.registration = memory->registration;
     message.region = i;
     message.kind = static_cast<std::uint8_t>(DoorRegionKind::kMemfd);
     message.offset_bytes = region.fd_offset_bytes;
     message.bytes = region.bytes;
-    door->SendRegion(memory->session->pass, message, region.fd, deadline,
-                     [sharing, i](const absl::Status& status) {
-                       absl::Status all;
-                       {
-                         MutexLock lock(sharing->mu);
-                         if (!status.ok() && sharing->status.ok()) {
-                           sharing->status = absl::Status(
-                               status.code(), absl::StrCat("region ", i, ": ", status.message()));
-                         }
-                         if (--sharing->left > 0) return;
-                         all = sharing->status;
-                       }
-                       sharing->done(all);
-                     });
+    door->SendRegion(memory->session->pass, message, region.fd, deadline, taken);
   }
 }
 

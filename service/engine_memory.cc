@@ -49,7 +49,20 @@ absl::StatusOr<std::unique_ptr<const SharedRegion>> SharedRegion::Map(int fd,
       new SharedRegion(static_cast<std::byte*>(mapping), lead, bytes));
 }
 
+absl::StatusOr<std::unique_ptr<const SharedRegion>> SharedRegion::In(
+    std::shared_ptr<const DeviceAllocation> allocation, std::uint64_t offset_bytes,
+    std::uint64_t bytes) {
+  const std::uint64_t all = allocation->memory->bytes();
+  if (bytes == 0 || offset_bytes > all || bytes > all - offset_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("memory of a GPU of ", all, " bytes, want ",
+                                                   bytes, " from ", offset_bytes, " on"));
+  }
+  const std::byte* data = allocation->memory->address() + offset_bytes;
+  return std::unique_ptr<const SharedRegion>(new SharedRegion(std::move(allocation), data, bytes));
+}
+
 SharedRegion::~SharedRegion() {
+  if (mapping_ == nullptr) return;
   munmap(mapping_, static_cast<std::uint64_t>(data_ - mapping_) + bytes_);
 }
 
@@ -64,6 +77,15 @@ absl::Status EngineMemory::Share(std::uint32_t region,
                                                    " bytes, it was registered with ",
                                                    geometry_.regions[region].bytes));
   }
+  // Clients that do not say what it will be have nothing but shared memory.
+  const EngineRegionKind registered = geometry_.regions[region].kind;
+  const EngineRegionKind kind = (*memory)->kind();
+  if (registered != kind &&
+      !(registered == EngineRegionKind::kUnsaid && kind == EngineRegionKind::kMemfd)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "region ", region, " is ", kind == EngineRegionKind::kMemfd ? "a memfd" : "a GPU's memory",
+        ", it was registered as kind ", static_cast<int>(registered)));
+  }
   MutexLock lock(mu_);
   if (regions_[region] != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat("region ", region, " is shared already"));
@@ -77,6 +99,16 @@ absl::Status EngineMemory::Share(std::uint32_t region,
 const SharedRegion* EngineMemory::shared(std::uint32_t region) const {
   MutexLock lock(mu_);
   return regions_[region].get();
+}
+
+std::shared_ptr<const DeviceAllocation> EngineMemory::FindAllocation(
+    const IpcHandle& handle) const {
+  MutexLock lock(mu_);
+  for (const auto& region : regions_) {
+    if (region == nullptr || region->allocation() == nullptr) continue;
+    if (region->allocation()->handle == handle) return region->allocation();
+  }
+  return nullptr;
 }
 
 std::uint64_t EngineMemory::shared_regions() const {

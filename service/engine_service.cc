@@ -75,6 +75,12 @@ grpc::Status EngineService::RegisterMemory(grpc::ServerContext* call,
                             context_.Resolve(caller, request->namespace_()));
     KVMILL_ASSIGN_OR_RETURN(const EngineGeometry geometry, FromProto(request->geometry()));
     KVMILL_RETURN_IF_ERROR(CheckGeometry(info.spec, geometry));
+    for (std::size_t i = 0; i < geometry.regions.size() && !context_.reads_gpu_memory; ++i) {
+      if (geometry.regions[i].kind != EngineRegionKind::kDeviceIpc) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("regions[", i, "] is memory of a GPU, and this daemon (device ",
+                       context_.device, ") has none"));
+    }
     if (!geometry.assembling_boot_id.empty() &&
         geometry.assembling_boot_id != context_.boot_id_hex) {
       return absl::FailedPreconditionError(absl::StrCat(

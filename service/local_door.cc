@@ -58,6 +58,12 @@ std::uint64_t HeadOf(const void* token) {
 
 }  // namespace
 
+bool DoorPeer::IsAlive() const {
+  if (process < 0) return false;
+  pollfd ended{process, POLLIN, 0};
+  return poll(&ended, 1, 0) == 0;
+}
+
 absl::StatusOr<std::unique_ptr<LocalDoor>> LocalDoor::Create(Options options, const Clock& clock) {
   std::unique_ptr<LocalDoor> door(new LocalDoor(std::move(options), clock));
   KVMILL_ASSIGN_OR_RETURN(door->listener_,
@@ -176,6 +182,7 @@ void LocalDoor::AddClient(OwnedFd fd) {
   Client client;
   client.uid = peer.uid;
   client.connected_nanos = clock_.MonotonicNanos();
+  client.pid = peer.pid;
   if (peer.pid > 0) {
     client.process = OwnedFd(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
   }
@@ -237,7 +244,13 @@ bool LocalDoor::Receive(DoorClientId id, Client& client) {
   if (header->kind == static_cast<std::uint16_t>(DoorKind::kRegion)) {
     const absl::StatusOr<DoorRegion> region = ParseDoorMessage<DoorRegion>(message);
     if (!region.ok()) return refuse(region.status());
-    return TakeRegion(id, client, *region, std::move(passed));
+    return AnswerRegion(client, *region, handlers_.region(id, *region, std::move(passed)));
+  }
+  if (header->kind == static_cast<std::uint16_t>(DoorKind::kDeviceRegion)) {
+    const absl::StatusOr<DoorDeviceRegion> region = ParseDoorMessage<DoorDeviceRegion>(message);
+    if (!region.ok()) return refuse(region.status());
+    const DoorPeer peer = {id, client.uid, client.pid, client.process.get()};
+    return AnswerRegion(client, *region, handlers_.device_region(peer, *region));
   }
   const absl::StatusOr<DoorArenaRequest> request = ParseDoorMessage<DoorArenaRequest>(message);
   if (!request.ok()) return refuse(request.status());
@@ -299,8 +312,8 @@ bool LocalDoor::SendArena(DoorClientId id, Client& client, const DoorArenaReques
   return sendmsg(client.fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(arena);
 }
 
-bool LocalDoor::TakeRegion(DoorClientId id, Client& client, const DoorRegion& region, OwnedFd fd) {
-  const absl::Status taken = handlers_.region(id, region, std::move(fd));
+template <typename Region>
+bool LocalDoor::AnswerRegion(Client& client, const Region& region, const absl::Status& taken) {
   if (!taken.ok()) {
     const DoorRefusal refusal = RefusalFrom(taken, region.header.request);
     return send(client.fd.get(), &refusal, sizeof(refusal), MSG_NOSIGNAL | MSG_DONTWAIT) ==

@@ -39,6 +39,17 @@ namespace kvmill {
 // Number of a client of the door, of this daemon's life. Never used again. 0: nobody.
 using DoorClientId = std::uint64_t;
 
+// Who sent something, as the kernel had it when the connection was made.
+struct DoorPeer {
+  DoorClientId client = 0;
+  uid_t uid = 0;
+  pid_t pid = 0;     // In the daemon's namespace of processes; 0 when it cannot be seen from here.
+  int process = -1;  // pidfd; borrowed. -1 as above.
+
+  // It has not ended: so `pid` is still its own, and no other process's.
+  bool IsAlive() const;
+};
+
 class LocalDoor {
  public:
   struct Options {
@@ -58,6 +69,8 @@ class LocalDoor {
         arena;
     // Takes the memory of a region of this client's; the descriptor may be invalid, and is closed.
     std::function<absl::Status(DoorClientId client, const DoorRegion& region, OwnedFd fd)> region;
+    // The same of memory of a GPU.
+    std::function<absl::Status(const DoorPeer& peer, const DoorDeviceRegion& region)> device_region;
   };
 
   // Binds, by the rules of UnixListener; whoever connects waits for Start().
@@ -81,6 +94,7 @@ class LocalDoor {
     OwnedFd fd;
     OwnedFd process;  // pidfd; invalid when the process cannot be seen from here.
     uid_t uid = 0;
+    pid_t pid = 0;
     bool silent = true;
     std::int64_t connected_nanos = 0;
     std::uint64_t token_head = 0;  // Its place in tokens_.
@@ -99,7 +113,8 @@ class LocalDoor {
   bool Receive(DoorClientId id, Client& client);
   bool Welcome(DoorClientId id, Client& client, std::uint32_t request);
   bool SendArena(DoorClientId id, Client& client, const DoorArenaRequest& request);
-  bool TakeRegion(DoorClientId id, Client& client, const DoorRegion& region, OwnedFd fd);
+  template <typename Region>  // DoorRegion or DoorDeviceRegion.
+  bool AnswerRegion(Client& client, const Region& region, const absl::Status& taken);
   void Drop(DoorClientId id);
   void DropSilent();
 

@@ -31,6 +31,7 @@
 #include "service/cache_service.h"
 #include "service/data_plane.h"
 #include "service/data_service.h"
+#include "service/device_regions.h"
 #include "service/engine_service.h"
 #include "service/http_server.h"
 #include "service/local_door.h"
@@ -110,6 +111,7 @@ class Node::Impl {
   absl::StatusOr<DoorClient::ArenaMemory> ArenaFor(DoorClientId client,
                                                    const DoorArenaRequest& request);
   absl::Status TakeRegion(DoorClientId client, const DoorRegion& region, const OwnedFd& fd);
+  absl::Status TakeDeviceRegion(const DoorPeer& peer, const DoorDeviceRegion& region);
   void StartDraining();
   bool Ready() const { return !context_->draining.load(std::memory_order_relaxed); }
   void StopStore();
@@ -126,6 +128,7 @@ class Node::Impl {
   std::unique_ptr<TieredStore> store_;
   std::unique_ptr<WorkerPool> encode_pool_;
   std::unique_ptr<WorkerPool> io_pool_;
+  std::unique_ptr<DeviceRegions> device_regions_;  // Null without a GPU. Of the sessions' memory.
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<Ticker> session_ticker_;
   std::unique_ptr<ServiceContext> context_;
@@ -166,6 +169,10 @@ absl::Status Node::Impl::Start() {
   session_options.leased_gpu_bytes_max =
       static_cast<std::uint64_t>(kLeasedShareMax * static_cast<double>(config_.gpu_bytes));
   session_options.resume_grace_nanos = absl::ToInt64Nanoseconds(config_.session_grace);
+  Device* const gpu = device_->info().kind == DeviceKind::kCuda ? device_.get() : stand_in_.get();
+  if (gpu != nullptr) {
+    device_regions_ = std::make_unique<DeviceRegions>(*gpu, threads, geteuid());
+  }
   sessions_ = std::make_unique<SessionTable>(session_options, clock_);
   session_ticker_ = std::make_unique<Ticker>(kSessionTick, [this] { sessions_->Advance(); });
   context_.reset(
@@ -175,6 +182,7 @@ absl::Status Node::Impl::Start() {
   context_->device = device_->info().name;
   context_->data_dir = config_.data_dir;
   context_->has_other_tiers = !config_.data_dir.empty() || config_.gpu_bytes > 0;
+  context_->reads_gpu_memory = device_regions_ != nullptr;
   context_->encode_threads = threads;
   context_->start_nanos = clock_.MonotonicNanos();
   cache_ = std::make_unique<CacheService>(*context_);
@@ -196,6 +204,9 @@ absl::Status Node::Impl::Start() {
   };
   door_handlers.region = [this](DoorClientId client, const DoorRegion& region, OwnedFd fd) {
     return TakeRegion(client, region, fd);
+  };
+  door_handlers.device_region = [this](const DoorPeer& peer, const DoorDeviceRegion& region) {
+    return TakeDeviceRegion(peer, region);
   };
   door_->Start(std::move(door_handlers));
   listener_->Start([this](int fd, uid_t uid) {
@@ -405,6 +416,18 @@ absl::Status Node::Impl::TakeRegion(DoorClientId client, const DoorRegion& regio
   KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<const SharedRegion> memory,
                           SharedRegion::Map(fd.get(), region.offset_bytes, region.bytes));
   return sessions_->Share(client, region.registration, region.region, std::move(memory));
+}
+
+absl::Status Node::Impl::TakeDeviceRegion(const DoorPeer& peer, const DoorDeviceRegion& region) {
+  if (device_regions_ == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("memory of a GPU: this daemon (device ", device_->info().name, ") has none"));
+  }
+  KVMILL_ASSIGN_OR_RETURN(const std::shared_ptr<const EngineMemory> registered,
+                          sessions_->MemoryOf(peer.client, region.registration));
+  KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<const SharedRegion> memory,
+                          device_regions_->Open(peer, region, *registered));
+  return sessions_->Share(peer.client, region.registration, region.region, std::move(memory));
 }
 
 std::string Node::Impl::ReadyLine() const {

@@ -1,5 +1,7 @@
 #include "service/page_chunk.h"
 
+#include <vector>
+
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "service/store_chunk.h"
@@ -21,6 +23,11 @@ const EngineLayers* EntryOf(const EngineGeometry& geometry, const v1::StoreChunk
     }
   }
   return nullptr;
+}
+
+// Who encodes the layer's values; null: the CPU, from shared memory.
+DeviceEncoder* EncoderOf(const EngineMemory& memory, const EnginePlace& place) {
+  return memory.shared(place.region)->encoder();
 }
 
 // The pages of the chunk in one layer's K or V.
@@ -85,6 +92,12 @@ absl::Status CheckPageChunk(const TieredStore::NamespaceInfo& ns, const EngineMe
                                                         (*places)[i].region,
                                                         " of the registration is not shared"));
     }
+    if (!records && EncoderOf(memory, entry->keys[i]) != EncoderOf(memory, entry->values[i])) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("block ", head.sequence(), ": K of layer ", head.layer_begin() + layer,
+                       " in region ", entry->keys[i].region, " and V in region ",
+                       entry->values[i].region, ": one is in shared memory, the other on a GPU"));
+    }
   }
   return absl::OkStatus();
 }
@@ -98,13 +111,20 @@ absl::StatusOr<WriteResult> WritePageChunk(const TieredStore::NamespaceInfo& ns,
   WriteResult total;
   Pages keys;
   Pages values;
+  std::vector<std::byte> copy;  // Of a record on a GPU.
   absl::InlinedVector<HeadInput, 16> inputs(head.head_count());
   for (std::uint32_t layer = 0; layer < head.layer_count(); ++layer) {
     const std::size_t i = head.layer_begin() - entry.layer_begin + layer;
     FindPages(memory, entry, entry.keys[i], head.pages(), &keys);
+    DeviceEncoder* const encoder = EncoderOf(memory, entry.keys[i]);
     if (entry.element == EngineElement::kRecords) {
       for (std::uint32_t h = 0; h < head.head_count(); ++h) {
         const std::byte* record = keys[0] + (first_head + h) * entry.head_stride_bytes;
+        if (encoder != nullptr) {
+          copy.resize(record_bytes);
+          KVMILL_RETURN_IF_ERROR(encoder->ReadBytes(record, record_bytes, nullptr, copy.data()));
+          record = copy.data();
+        }
         KVMILL_ASSIGN_OR_RETURN(
             const WriteResult part,
             writer.WriteRecord(head.layer_begin() + layer, head.head_begin() + h,
@@ -125,11 +145,20 @@ absl::StatusOr<WriteResult> WritePageChunk(const TieredStore::NamespaceInfo& ns,
       pages.pages = values.data();
       inputs[h].v = pages;
     }
-    KVMILL_ASSIGN_OR_RETURN(const WriteResult part, writer.WriteHeads(head.layer_begin() + layer,
-                                                                      head.head_begin(), inputs));
+    const std::uint32_t to_layer = head.layer_begin() + layer;
+    KVMILL_ASSIGN_OR_RETURN(
+        const WriteResult part,
+        encoder == nullptr
+            ? writer.WriteHeads(to_layer, head.head_begin(), inputs)
+            : writer.WriteDeviceHeads(to_layer, head.head_begin(), inputs, *encoder, nullptr));
     AddTo(part, &total);
   }
   return total;
+}
+
+bool IsOnGpu(const EngineMemory& memory, const v1::StoreChunk& head) {
+  const EngineLayers& entry = *EntryOf(memory.geometry(), head);
+  return EncoderOf(memory, entry.keys[head.layer_begin() - entry.layer_begin]) != nullptr;
 }
 
 std::uint64_t BytesOfPageChunk(const TieredStore::NamespaceInfo& ns, const v1::StoreChunk& head) {

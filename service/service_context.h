@@ -32,11 +32,12 @@ inline constexpr std::size_t kStoreRepliesMax = 4096;
 
 // What the service itself counts: what happens on the wire. Relaxed: each value alone is true.
 struct ServiceCounters {
-  std::atomic<std::uint64_t> inline_bytes_in{0};   // Bulk bytes of Store.
-  std::atomic<std::uint64_t> inline_bytes_out{0};  // Bulk bytes of Fetch.
-  std::atomic<std::uint64_t> page_bytes_in{0};     // Of engines' pages, read in place.
-  std::atomic<std::uint64_t> mapped_bytes{0};      // Of the pages that Map answered with.
-  std::atomic<std::uint32_t> map_loads{0};         // Map calls that wait for the disk.
+  std::atomic<std::uint64_t> inline_bytes_in{0};    // Bulk bytes of Store.
+  std::atomic<std::uint64_t> inline_bytes_out{0};   // Bulk bytes of Fetch.
+  std::atomic<std::uint64_t> page_bytes_in{0};      // Of engines' pages, read in place,
+  std::atomic<std::uint64_t> gpu_page_bytes_in{0};  //   and of those on the GPU.
+  std::atomic<std::uint64_t> mapped_bytes{0};       // Of the pages that Map answered with.
+  std::atomic<std::uint32_t> map_loads{0};          // Map calls that wait for the disk.
   std::atomic<std::uint32_t> store_streams{0};
   std::atomic<std::uint32_t> fetch_streams{0};
   // Slices that reference pinned pages and that gRPC still holds.
@@ -53,8 +54,9 @@ struct ServiceContext {
   std::string boot_id{};  // 16 random bytes.
   std::string boot_id_hex{};
   std::string device{};
-  std::string data_dir{};        // Empty: no disk tier.
-  bool has_other_tiers = false;  // Than host memory.
+  std::string data_dir{};         // Empty: no disk tier.
+  bool has_other_tiers = false;   // Than host memory.
+  bool reads_gpu_memory = false;  // Of engines.
   std::uint32_t encode_threads = 0;
   std::int64_t start_nanos = 0;           // Of `clock`.
   const DataPlane* data_plane = nullptr;  // Null: none.

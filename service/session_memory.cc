@@ -55,17 +55,29 @@ absl::StatusOr<bool> SessionTable::Unregister(const Caller& caller, const std::s
   return true;
 }
 
+absl::Status SessionTable::CheckOwner(DoorClientId client, std::uint64_t registration) const {
+  const auto it = registrations_.find(registration);
+  if (it != registrations_.end() && sessions_.at(it->second.session)->client == client) {
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError(
+      absl::StrCat("registration ", registration, " is not one of this client"));
+}
+
+absl::StatusOr<std::shared_ptr<const EngineMemory>> SessionTable::MemoryOf(
+    DoorClientId client, std::uint64_t registration) const {
+  MutexLock lock(mu_);
+  KVMILL_RETURN_IF_ERROR(CheckOwner(client, registration));
+  return std::shared_ptr<const EngineMemory>(registrations_.at(registration).memory);
+}
+
 absl::Status SessionTable::Share(DoorClientId client, std::uint64_t registration,
                                  std::uint32_t region, std::unique_ptr<const SharedRegion> memory) {
   const std::uint64_t bytes = memory->bytes();
   MutexLock lock(mu_);
-  const auto it = registrations_.find(registration);
-  const Session* session =
-      it == registrations_.end() ? nullptr : sessions_.at(it->second.session).get();
-  if (session == nullptr || session->client != client) {
-    return absl::NotFoundError(
-        absl::StrCat("registration ", registration, " is not one of this client"));
-  }
+  KVMILL_RETURN_IF_ERROR(CheckOwner(client, registration));
+  const Registration& to = registrations_.at(registration);
+  const Session* const session = sessions_.at(to.session).get();
   const auto full = [](absl::string_view what, std::uint64_t used, std::uint64_t more,
                        std::uint64_t max) {
     return absl::ResourceExhaustedError(
@@ -84,7 +96,7 @@ absl::Status SessionTable::Share(DoorClientId client, std::uint64_t registration
     return full("shared bytes of one tenant", used.bytes, bytes,
                 options_.shared_bytes_of_tenant_max);
   }
-  KVMILL_RETURN_IF_ERROR(it->second.memory->Share(region, &memory));
+  KVMILL_RETURN_IF_ERROR(to.memory->Share(region, &memory));
   shared_[session->tenant] = {used.regions + 1, used.bytes + bytes};
   ++stats_.shared_regions;
   return absl::OkStatus();

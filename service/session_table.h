@@ -126,6 +126,9 @@ class SessionTable {
   // `answer` is called, once, when none of them reads.
   absl::StatusOr<bool> Unregister(const Caller& caller, const std::string& session_id,
                                   std::uint64_t registration, PageReaders::Answer answer);
+  // What this local client registered. NOT_FOUND: not its registration.
+  absl::StatusOr<std::shared_ptr<const EngineMemory>> MemoryOf(DoorClientId client,
+                                                               std::uint64_t registration) const;
   // Memory of a region that this local client registered. NOT_FOUND: not its registration;
   // RESOURCE_EXHAUSTED: too much is shared; INVALID_ARGUMENT, ALREADY_EXISTS: see EngineMemory.
   absl::Status Share(DoorClientId client, std::uint64_t registration, std::uint32_t region,
@@ -205,6 +208,8 @@ class SessionTable {
   using Sessions = absl::flat_hash_map<std::string, std::unique_ptr<Session>>;
   using Groups = std::map<LeaseId, LeaseGroup>;
 
+  absl::Status CheckOwner(DoorClientId client, std::uint64_t registration) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<Session*> Find(const Caller& caller, const std::string& session_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckRoom(const Caller& caller) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

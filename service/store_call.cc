@@ -119,8 +119,9 @@ absl::StatusOr<WriteResult> StoreCall::Encode(const Chunk& chunk, BlockWriter& w
   absl::StatusOr<WriteResult> result =
       WritePageChunk(namespace_, *pages_.memory, chunk.head, writer);
   pages_.reads->EndRead();
-  context_.counters.page_bytes_in.fetch_add(BytesOfPageChunk(namespace_, chunk.head),
-                                            std::memory_order_relaxed);
+  ServiceCounters& counters = context_.counters;
+  (IsOnGpu(*pages_.memory, chunk.head) ? counters.gpu_page_bytes_in : counters.page_bytes_in)
+      .fetch_add(BytesOfPageChunk(namespace_, chunk.head), std::memory_order_relaxed);
   return result;
 }
 

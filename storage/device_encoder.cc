@@ -232,4 +232,13 @@ absl::Status DeviceEncoder::ReadHead(const HeadPages& head, std::uint32_t token_
   });
 }
 
+absl::Status DeviceEncoder::ReadBytes(const std::byte* from, std::size_t bytes, DeviceEvent* ready,
+                                      std::byte* to) {
+  return OnLane([&](Lane& lane) -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(lane.WaitFor(ready));
+    KVMILL_RETURN_IF_ERROR(lane.Copy(to, from, bytes));
+    return lane.Synchronize();
+  });
+}
+
 }  // namespace kvmill

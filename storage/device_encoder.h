@@ -50,6 +50,10 @@ class DeviceEncoder {
   absl::Status ReadHead(const HeadPages& head, std::uint32_t token_count, std::uint32_t head_dim,
                         DeviceEvent* ready, HostHead* copy);
 
+  // Copies bytes, under the same conditions.
+  absl::Status ReadBytes(const std::byte* from, std::size_t bytes, DeviceEvent* ready,
+                         std::byte* to);
+
   Device& device() const { return device_; }
 
  private:

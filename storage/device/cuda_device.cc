@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -43,6 +44,8 @@ class CudaDevice : public Device {
     info.description = absl::StrCat(properties.name, ", sm_", properties.major, properties.minor);
     info.memory_bytes = properties.totalGlobalMem;
     info.host_accessible = false;
+    static_assert(sizeof(properties.uuid) == sizeof(info.uuid));
+    std::memcpy(info.uuid.data(), &properties.uuid, sizeof(info.uuid));
     info.attention_workers =
         kAttentionBlocksPerMultiprocessor *
         static_cast<std::uint32_t>(std::max(1, properties.multiProcessorCount));
@@ -65,7 +68,8 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle& handle,
-                                                        std::size_t allocation_bytes) override {
+                                                        std::size_t allocation_bytes,
+                                                        pid_t) override {
     return CudaIpcMemory::Open(context_.get(), handle, allocation_bytes);
   }
 

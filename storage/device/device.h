@@ -26,6 +26,8 @@
 #ifndef KVMILL_STORAGE_DEVICE_DEVICE_H_
 #define KVMILL_STORAGE_DEVICE_DEVICE_H_
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -53,6 +55,9 @@ struct DeviceInfo {
   std::string description;         // For people: "2 cores, AVX3_SPR", "NVIDIA H200, sm_90".
   std::uint64_t memory_bytes = 0;  // Of the whole device.
   bool host_accessible = false;
+  // Whether OpenIpc can tell whose memory a handle is of.
+  bool knows_ipc_owner = false;
+  std::array<std::byte, 16> uuid{};     // Zeros where there is none.
   std::uint32_t attention_workers = 1;  // A good worker_count for Attend.
 };
 
@@ -148,9 +153,12 @@ class Device {
   // Closed with the object; the same one may be open several times. INVALID_ARGUMENT: the handle
   // names no memory of this device, or an allocation that has not `allocation_bytes`;
   // FAILED_PRECONDITION: one of this process, which needs no opening. The message says what the
-  // device said.
+  // device said. With an `owner` that is not 0: PERMISSION_DENIED when the memory is another
+  // process's, where info().knows_ipc_owner; the caller sees to it that this process has not ended,
+  // and its number come to another one.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle& handle,
-                                                                std::size_t allocation_bytes) = 0;
+                                                                std::size_t allocation_bytes,
+                                                                pid_t owner) = 0;
 
   // Makes host memory known to the device, so that copies do not go through a staging buffer and
   // kernels may read it. RESOURCE_EXHAUSTED naming bytes and the limit. Must be undone before the

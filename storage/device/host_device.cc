@@ -37,6 +37,7 @@ class HostDevice : public Device {
         absl::StrCat(cores_, cores_ == 1 ? " core, " : " cores, ", std::string(CpuSimdName()));
     info_.memory_bytes = MachineBytes();
     info_.host_accessible = true;
+    info_.knows_ipc_owner = true;
     info_.attention_workers = cores_;
   }
 
@@ -61,8 +62,9 @@ class HostDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle& handle,
-                                                        std::size_t allocation_bytes) override {
-    return OpenHostIpc(handle, allocation_bytes, &state_.known);
+                                                        std::size_t allocation_bytes,
+                                                        pid_t owner) override {
+    return OpenHostIpc(handle, allocation_bytes, owner, &state_.known);
   }
 
   // Nothing to do for the machine; but what was not pinned is found, see known_memory.h.

@@ -51,19 +51,24 @@ absl::StatusOr<IpcMemory> ExportHostIpc(const KnownMemory::View& known, const vo
 }
 
 absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenHostIpc(const IpcHandle& bytes,
-                                                          std::size_t allocation_bytes,
+                                                          std::size_t allocation_bytes, pid_t owner,
                                                           KnownMemory* known) {
   HostHandle handle;
   std::memcpy(&handle, bytes.data(), sizeof(handle));
   if (handle.magic != kMagic) {
     return absl::InvalidArgumentError("host: the handle is not one of host memory");
   }
+  if (owner != 0 && handle.pid != owner) {
+    return absl::PermissionDeniedError(absl::StrCat("host: the handle is of memory of process ",
+                                                    handle.pid, ", it came from process ", owner));
+  }
   if (handle.pid == getpid()) {
     return absl::FailedPreconditionError(
         "host: the handle is of memory of this process, which needs no opening");
   }
   const std::string path = absl::StrCat("/proc/", handle.pid, "/fd/", handle.fd);
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Whatever the other process has under that number: it must not be waited for.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) {
     return absl::InvalidArgumentError(absl::StrCat("host: memory of process ", handle.pid, ": ",
                                                    path, ": ", std::strerror(errno)));

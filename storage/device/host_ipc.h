@@ -5,6 +5,8 @@
 #ifndef KVMILL_STORAGE_DEVICE_HOST_IPC_H_
 #define KVMILL_STORAGE_DEVICE_HOST_IPC_H_
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <memory>
 
@@ -17,7 +19,7 @@ namespace kvmill {
 absl::StatusOr<IpcMemory> ExportHostIpc(const KnownMemory::View& known, const void* start,
                                         std::size_t bytes);
 absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenHostIpc(const IpcHandle& handle,
-                                                          std::size_t allocation_bytes,
+                                                          std::size_t allocation_bytes, pid_t owner,
                                                           KnownMemory* known);
 
 }  // namespace kvmill

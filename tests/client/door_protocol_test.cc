@@ -33,7 +33,8 @@ std::vector<std::vector<std::byte>> EveryMessage() {
           Packet(BytesOf(arena_request)),
           Packet(BytesOf(arena)),
           Packet(BytesOf(region)),
-          Packet(BytesOf(MakeDoorMessage<DoorRegionTaken>(8)))};
+          Packet(BytesOf(MakeDoorMessage<DoorRegionTaken>(8))),
+          Packet(BytesOf(MakeDoorMessage<DoorDeviceRegion>(9)))};
 }
 
 template <typename Message>
@@ -52,7 +53,8 @@ bool Accepts(absl::Span<const std::byte> packet) {
 int Acceptors(absl::Span<const std::byte> packet) {
   return Accepts<DoorHello>(packet) + Accepts<DoorWelcome>(packet) + Accepts<DoorRefusal>(packet) +
          Accepts<DoorArenaRequest>(packet) + Accepts<DoorArena>(packet) +
-         Accepts<DoorRegion>(packet) + Accepts<DoorRegionTaken>(packet);
+         Accepts<DoorRegion>(packet) + Accepts<DoorRegionTaken>(packet) +
+         Accepts<DoorDeviceRegion>(packet);
 }
 
 TEST(DoorProtocolTest, TheBytesAreThoseOfTheDocument) {
@@ -62,7 +64,7 @@ TEST(DoorProtocolTest, TheBytesAreThoseOfTheDocument) {
   request.arena = 5;
   request.tier = 1;
   const std::vector<unsigned char> want = {
-      'K', 'M', 'D', 'R', 1, 0, 4, 0, 40, 0, 0, 0, 0x44, 0x33, 0x22, 0x11, 8, 7, 6, 5,
+      'K', 'M', 'D', 'R', 2, 0, 4, 0, 40, 0, 0, 0, 0x44, 0x33, 0x22, 0x11, 8, 7, 6, 5,
       4,   3,   2,   1,   9, 0, 0, 0, 0,  0, 0, 0, 5,    0,    0,    0,    1, 0, 0, 0};
   ASSERT_EQ(want.size(), sizeof(request));
   EXPECT_EQ(std::memcmp(&request, want.data(), want.size()), 0);
@@ -76,8 +78,27 @@ TEST(DoorProtocolTest, TheBytesOfARegionAreThoseOfTheDocument) {
   region.region = 9;
   region.kind = 1;
   const std::vector<unsigned char> want = {
-      'K', 'M',  'D', 'R', 1, 0, 6, 0, 48, 0,    0, 0, 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1,
+      'K', 'M',  'D', 'R', 2, 0, 6, 0, 48, 0,    0, 0, 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1,
       0,   0x10, 0,   0,   0, 0, 0, 0, 0,  0x20, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0};
+  ASSERT_EQ(want.size(), sizeof(region));
+  EXPECT_EQ(std::memcmp(&region, want.data(), want.size()), 0);
+}
+
+TEST(DoorProtocolTest, TheBytesOfADeviceRegionAreThoseOfTheDocument) {
+  auto region = MakeDoorMessage<DoorDeviceRegion>(2);
+  region.registration = 0x0102030405060708;
+  region.offset_bytes = 0x1000;
+  region.bytes = 0x2000;
+  region.allocation_bytes = 0x3000;
+  region.region = 9;
+  region.handle.fill(0xAA);
+  region.device.fill(0xBB);
+  std::vector<unsigned char> want = {'K', 'M', 'D', 'R', 2, 0,    8, 0, 136, 0, 0, 0,    2, 0,
+                                     0,   0,   8,   7,   6, 5,    4, 3, 2,   1, 0, 0x10, 0, 0,
+                                     0,   0,   0,   0,   0, 0x20, 0, 0, 0,   0, 0, 0,    0, 0x30,
+                                     0,   0,   0,   0,   0, 0,    9, 0, 0,   0, 0, 0,    0, 0};
+  want.resize(want.size() + 64, 0xAA);
+  want.resize(want.size() + 16, 0xBB);
   ASSERT_EQ(want.size(), sizeof(region));
   EXPECT_EQ(std::memcmp(&region, want.data(), want.size()), 0);
 }
@@ -91,6 +112,7 @@ TEST(DoorProtocolTest, NeighbourVersionsTalkAndOthersAreRefusedNamingBoth) {
     std::uint16_t version;
     bool accepted;
   } cases[] = {{0, false},
+               {kDoorVersion - 1, true},
                {kDoorVersion, true},
                {kDoorVersion + 1, true},
                {kDoorVersion + 2, false},

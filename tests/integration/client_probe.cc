@@ -28,6 +28,7 @@
 #include "client/client.h"
 #include "client/mapped_blocks.h"
 #include "client/shared_memory.h"
+#include "storage/device/device.h"
 
 namespace kvmill {
 namespace {
@@ -75,11 +76,12 @@ std::uint32_t Fetch(Client& client, const ClientNamespace& ns, const std::vector
   return count;
 }
 
-// Blocks from one page of whole blocks.
+// Blocks from one page of whole blocks, in shared memory or on `device`.
 void StorePagesForEver(Client& client, const ClientNamespace& ns, const std::string& name,
-                       std::uint32_t count) {
+                       std::uint32_t count, Device* device) {
   const std::uint64_t page_bytes = std::uint64_t{2} * kTokens * kHeads * kHeadDim;
-  const SharedMemory memory = Need(SharedMemory::Create(4 * page_bytes));
+  SharedMemory memory;
+  std::unique_ptr<DeviceMemory> on_device;
   EngineGeometry geometry;
   EngineLayers l;
   l.block_tokens = l.page_tokens = kTokens;
@@ -93,9 +95,17 @@ void StorePagesForEver(Client& client, const ClientNamespace& ns, const std::str
   l.values = {{0, 2 * page_bytes}, {0, 3 * page_bytes}};
   geometry.layers = {l};
   EngineRegion region;
-  region.base = reinterpret_cast<std::uintptr_t>(memory.data());
-  region.bytes = memory.bytes();
-  region.fd = memory.fd();
+  region.bytes = 4 * page_bytes;
+  if (device == nullptr) {
+    memory = Need(SharedMemory::Create(region.bytes));
+    region.base = reinterpret_cast<std::uintptr_t>(memory.data());
+    region.fd = memory.fd();
+  } else {
+    on_device = Need(device->Allocate(region.bytes, "engine"));
+    region.base = reinterpret_cast<std::uintptr_t>(on_device->address());
+    const IpcMemory exported = Need(device->ExportIpc(on_device->address(), region.bytes));
+    region.device_memory = {exported.handle, exported.allocation_bytes, exported.offset_bytes};
+  }
   geometry.regions = {region};
   const std::uint64_t registration = Need(client.RegisterMemory(ns, geometry));
   const std::uint64_t zero = 0;
@@ -138,6 +148,7 @@ int Main(std::vector<std::string> arguments) {
   }
   if (arguments.size() < 4) return 101;
   const ClientNamespace ns = Need(client->OpenNamespace("n", SmallSpec()));
+  const std::unique_ptr<Device> device = MakeHostDevice();  // Stands in for a GPU.
   const std::string& name = arguments[2];
   const auto count = static_cast<std::uint32_t>(std::atoi(arguments[3].c_str()));
   std::vector<BlockKey> keys;
@@ -178,7 +189,19 @@ int Main(std::vector<std::string> arguments) {
       Need(client->Store(ns, blocks, {}));
     }
   } else if (command == "pages_loop") {
-    StorePagesForEver(*client, ns, name, count);
+    StorePagesForEver(*client, ns, name, count, nullptr);
+  } else if (command == "device_pages_loop") {
+    StorePagesForEver(*client, ns, name, count, device.get());
+  } else if (command == "device_memory") {
+    const auto memory = Need(device->Allocate(std::size_t{2} << 20, "engine"));
+    const IpcMemory exported = Need(device->ExportIpc(memory->address(), memory->bytes()));
+    const std::string handle(reinterpret_cast<const char*>(exported.handle.data()),
+                             exported.handle.size());
+    std::printf("%s %zu %zu\n", absl::BytesToHexString(handle).c_str(),
+                static_cast<std::size_t>(exported.allocation_bytes),
+                static_cast<std::size_t>(exported.offset_bytes));
+    std::fflush(stdout);
+    for (;;) pause();
   } else if (command == "fetch") {
     std::printf("fetched %d\n", static_cast<int>(Fetch(*client, ns, keys)));
   } else if (command == "steal") {

@@ -41,9 +41,9 @@ class NoImports : public Device {
   absl::StatusOr<IpcMemory> ExportIpc(const void* start, std::size_t bytes) override {
     return inner_->ExportIpc(start, bytes);
   }
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle& handle,
-                                                        std::size_t bytes) override {
-    return inner_->OpenIpc(handle, bytes);
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle& handle, std::size_t bytes,
+                                                        pid_t owner) override {
+    return inner_->OpenIpc(handle, bytes, owner);
   }
   absl::Status Pin(absl::Span<std::byte> memory) override { return inner_->Pin(memory); }
   absl::Status PinToRead(absl::Span<const std::byte> memory) override {

@@ -1,5 +1,6 @@
-// Stores from an engine's shared memory by a real daemon: the same bytes as a store by copy, and
-// pages that nobody reads once that was said.
+// Stores from an engine's memory by a real daemon: the same bytes as a store by copy, and pages
+// that nobody reads once that was said. From shared memory; with KVMILL_TEST_PAGES_ON_DEVICE from
+// memory of a device that both use, where host memory stands in for a GPU.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,6 +25,7 @@
 #include "client/shared_memory.h"
 #include "kernels/tile_format.h"
 #include "tests/integration/daemon_fixture.h"
+#include "tests/integration/engine_pages.h"
 #include "tests/long_form.h"
 
 namespace kvmill::testing {
@@ -31,133 +33,27 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::uint32_t kPageTokens = 16;
+#ifdef KVMILL_TEST_PAGES_ON_DEVICE
+constexpr bool kOnDevice = true;
+#else
+constexpr bool kOnDevice = false;
+#endif
 
-// Paged K and V of some heads in shared memory: pages of 16 tokens with padding, all layers in one
-// region, a page of K and one of V for each layer. Blocks lie in any order.
-class EnginePages {
- public:
-  EnginePages(const NamespaceSpec& spec, std::uint32_t page_count, bool heads_first,
-              std::uint32_t head_begin, std::uint32_t head_count)
-      : spec_(spec), head_begin_(head_begin), head_count_(head_count) {
-    const LayerGroup& group = spec.groups[0];
-    const std::uint64_t row = std::uint64_t{2} * group.head_dim;
-    EngineLayers l;
-    l.element =
-        spec.source_dtype == DType::kFloat16 ? EngineElement::kFloat16 : EngineElement::kBFloat16;
-    l.block_tokens = spec.block_tokens;
-    l.head_dim = group.head_dim;
-    l.head_begin = head_begin;
-    l.head_count = head_count;
-    l.page_tokens = kPageTokens;
-    l.page_count = page_count;
-    if (heads_first) {
-      l.token_stride_bytes = row + 16;
-      l.head_stride_bytes = l.token_stride_bytes * kPageTokens + 32;
-      l.page_bytes = l.head_stride_bytes * head_count;
-    } else {
-      l.head_stride_bytes = row;
-      l.token_stride_bytes = row * head_count + 48;
-      l.page_bytes = l.token_stride_bytes * kPageTokens;
-    }
-    l.page_stride_bytes = l.page_bytes + 80;
-    const std::uint64_t layer_bytes = l.page_stride_bytes * page_count;
-    const std::size_t layers = group.layers.size();
-    memory_ = *SharedMemory::Create(kLead + 2 * layers * layer_bytes);
-    std::memset(memory_.data(), 0xC5, memory_.bytes());
-    for (std::size_t i = 0; i < layers; ++i) {
-      l.keys.push_back({0, 2 * i * layer_bytes});
-      l.values.push_back({0, (2 * i + 1) * layer_bytes});
-    }
-    geometry.layers = {l};
-    EngineRegion region;
-    region.base = reinterpret_cast<std::uintptr_t>(memory_.data()) + kLead;
-    region.bytes = 2 * layers * layer_bytes;
-    region.fd = memory_.fd();
-    region.fd_offset_bytes = kLead;  // Neither a page of the system nor the beginning.
-    geometry.regions = {region};
-  }
-
-  std::byte* Page(std::size_t layer, bool value, std::uint64_t page) {
-    const EngineLayers& l = geometry.layers[0];
-    const EnginePlace& place = value ? l.values[layer] : l.keys[layer];
-    return memory_.data() + kLead + place.offset_bytes + page * l.page_stride_bytes;
-  }
-  // Where token `token` of a sequence lies, whose page i is pages[i].
-  std::byte* Row(std::size_t layer, bool value, const std::vector<std::uint64_t>& pages,
-                 std::uint32_t token, std::uint32_t head) {
-    const EngineLayers& l = geometry.layers[0];
-    return Page(layer, value, pages[token / kPageTokens]) +
-           token % kPageTokens * l.token_stride_bytes + head * l.head_stride_bytes;
-  }
-  void Fill(Sequence& sequence, const std::vector<std::uint64_t>& pages, std::size_t layer_begin,
-            std::size_t layer_end) {
-    for (std::size_t layer = layer_begin; layer < layer_end; ++layer) {
-      for (const bool value : {false, true}) {
-        for (std::uint32_t token = 0; token < sequence.token_count(); ++token) {
-          for (std::uint32_t head = 0; head < head_count_; ++head) {
-            std::memcpy(Row(layer, value, pages, token, head),
-                        &sequence.At(layer, value, token, head_begin_ + head, 0),
-                        std::size_t{2} * spec_.groups[0].head_dim);
-          }
-        }
-      }
-    }
-  }
-  void FillAll(Sequence& sequence, const std::vector<std::uint64_t>& pages) {
-    Fill(sequence, pages, 0, spec_.groups[0].layers.size());
-  }
-  // Finite values of another kind everywhere.
-  void Overwrite() { std::memset(memory_.data(), 0x35, memory_.bytes()); }
-  SharedMemory& memory() { return memory_; }
-
-  EngineGeometry geometry;
-
- private:
-  static constexpr std::size_t kLead = 4096 + 64;
-  const NamespaceSpec spec_;
-  const std::uint32_t head_begin_;
-  const std::uint32_t head_count_;
-  SharedMemory memory_;
-};
-
-// Blocks of a sequence whose page i is pages[i]; keeps what they point to.
-struct BlockList {
-  BlockList(const NamespaceSpec& spec, const std::string& name, std::uint32_t tokens,
-            const std::vector<std::uint64_t>& sequence_pages)
-      : pages(sequence_pages) {
-    const std::uint32_t count = (tokens + spec.block_tokens - 1) / spec.block_tokens;
-    lists.reserve(count);
-    for (std::uint32_t b = 0; b < count; ++b) {
-      PageBlock block;
-      block.key = KeyOf(name, b);
-      if (b > 0) block.parent = KeyOf(name, b - 1);
-      block.token_count = std::min(spec.block_tokens, tokens - b * spec.block_tokens);
-      block.block_index = b;
-      lists.emplace_back(
-          absl::MakeConstSpan(pages).subspan(b * spec.block_tokens / kPageTokens,
-                                             (block.token_count + kPageTokens - 1) / kPageTokens));
-      block.pages = absl::MakeConstSpan(&lists.back(), 1);
-      blocks.push_back(block);
-    }
-  }
-  std::vector<std::uint64_t> pages;
-  std::vector<PageNumbers> lists;
-  std::vector<PageBlock> blocks;
-};
-
-std::vector<std::uint64_t> Shuffled(std::uint32_t count, std::uint32_t seed) {
-  std::vector<std::uint64_t> pages(count);
-  for (std::uint32_t i = 0; i < count; ++i) pages[i] = i;
-  std::mt19937 random(seed);
-  std::shuffle(pages.begin(), pages.end(), random);
-  return pages;
+// Of the engine's process. Null: its pages are in shared memory.
+Device* EngineDevice() {
+  static Device* const device = kOnDevice ? MakeHostDevice().release() : nullptr;
+  return device;
 }
 
 class PagesTest : public DaemonTest {
  protected:
   void Start(const std::vector<std::string>& more = {}) {
     std::vector<std::string> arguments = {"--host-bytes", "128MiB"};
+    if (kOnDevice) {
+      for (const char* flag : {"--device", "host", "--gpu-bytes", "64MiB"}) {
+        arguments.emplace_back(flag);
+      }
+    }
     arguments.insert(arguments.end(), more.begin(), more.end());
     DaemonTest::Start(arguments);
   }
@@ -185,6 +81,30 @@ class PagesTest : public DaemonTest {
     spec.groups[0].head_dim = 128;
     return spec;
   }
+  // Memory that the daemon can read, as one region.
+  struct Memory {
+    std::byte* data = nullptr;
+    EngineRegion region;
+    SharedMemory shared;
+    std::unique_ptr<DeviceMemory> on_device;
+  };
+  static std::unique_ptr<Memory> MakeMemory(std::size_t bytes) {
+    auto memory = std::make_unique<Memory>();
+    EngineRegion& region = memory->region;
+    region.bytes = bytes;
+    if (kOnDevice) {
+      memory->on_device = *EngineDevice()->Allocate(bytes, "engine");
+      memory->data = memory->on_device->address();
+      const IpcMemory exported = *EngineDevice()->ExportIpc(memory->data, bytes);
+      region.device_memory = {exported.handle, exported.allocation_bytes, exported.offset_bytes};
+    } else {
+      memory->shared = *SharedMemory::Create(bytes);
+      memory->data = memory->shared.data();
+      region.fd = memory->shared.fd();
+    }
+    region.base = reinterpret_cast<std::uintptr_t>(memory->data);
+    return memory;
+  }
   std::vector<std::string> SharedMappings() const {
     std::ifstream file(absl::StrCat("/proc/", daemon_->pid(), "/maps"));
     std::vector<std::string> found;
@@ -193,6 +113,7 @@ class PagesTest : public DaemonTest {
     }
     return found;
   }
+  void ExpectBadMemfdsAreRefused(const ClientNamespace& ns, const EnginePages& pages);
   // They go with the last reader, that is, a moment after the end of a call.
   bool WaitUnmapped() const {
     for (int i = 0; i < 2000 && !SharedMappings().empty(); ++i) usleep(5000);
@@ -213,7 +134,7 @@ TEST_F(PagesTest, PagesBecomeTheBytesThatACopyBecomes) {
       ++number;
       Sequence sequence(spec, 5 * 64 + 23, 7);
       ASSERT_EQ(Put(by_copy, "s", sequence).blocks_stored, 6u);
-      EnginePages pages(spec, 40, heads_first, 0, 2);
+      EnginePages pages(spec, 40, heads_first, 0, 2, EngineDevice());
       const BlockList list(spec, "s", sequence.token_count(), Shuffled(40, 5));
       pages.FillAll(sequence, list.pages);
       // Both names are one namespace, as far as blocks go: another daemon would be needed to have
@@ -256,7 +177,7 @@ TEST_F(PagesTest, RanksStoreTheirHeadsFromTheirOwnMemory) {
   const auto other = Connect(absl::StrCat("unix:", socket()));
   Client* const clients[2] = {client_.get(), other.get()};
   for (std::uint32_t rank = 0; rank < 2; ++rank) {
-    EnginePages pages(spec, 16, rank == 1, rank, 1);
+    EnginePages pages(spec, 16, rank == 1, rank, 1, EngineDevice());
     const BlockList list(spec, "s", sequence.token_count(), Shuffled(16, rank));
     pages.FillAll(sequence, list.pages);
     const std::uint64_t registration = Register(*clients[rank], ns, pages);
@@ -283,8 +204,7 @@ TEST_F(PagesTest, RecordsInPagesAreStoredAsTheyAre) {
   ASSERT_TRUE(client_->Clear(ns).ok());
   const std::size_t record = RecordBytes(FormatOf(spec, spec.groups[0]));
   const std::uint64_t stride = 2 * record + 256;
-  auto memory = SharedMemory::Create(2 * 3 * stride);
-  ASSERT_TRUE(memory.ok());
+  const auto memory = MakeMemory(2 * 3 * stride);
   EngineLayers l;
   l.element = EngineElement::kRecords;
   l.block_tokens = l.page_tokens = 64;
@@ -297,13 +217,12 @@ TEST_F(PagesTest, RecordsInPagesAreStoredAsTheyAre) {
   l.keys = {{0, 0}, {0, 3 * stride}};
   EngineGeometry geometry;
   geometry.layers = {l};
-  geometry.regions = {
-      {reinterpret_cast<std::uintptr_t>(memory->data()), memory->bytes(), memory->fd(), 0}};
+  geometry.regions = {memory->region};
   for (std::uint32_t b = 0; b < 3; ++b) {
     for (std::uint32_t layer = 0; layer < 2; ++layer) {
       const std::string& page = want.at({b, 0, layer});  // A kind before each record.
       ASSERT_EQ(page.size(), 2 * (record + 1));
-      std::byte* to = memory->data() + layer * 3 * stride + (2 - b) * stride;
+      std::byte* to = memory->data + layer * 3 * stride + (2 - b) * stride;
       std::memcpy(to, page.data() + 1, record);
       std::memcpy(to + record, page.data() + record + 2, record);
     }
@@ -326,7 +245,7 @@ TEST_F(PagesTest, RecordsInPagesAreStoredAsTheyAre) {
   EXPECT_EQ(stored->blocks_stored, 3u) << stored->blocks[0].status;
   EXPECT_EQ(PagesOf(ns, KeysOf("s", 3)), want);
   // A scale that is not finite.
-  std::memset(memory->data() + LayoutOf(FormatOf(spec, spec.groups[0])).k_scale, 0x7C, 2);
+  std::memset(memory->data + LayoutOf(FormatOf(spec, spec.groups[0])).k_scale, 0x7C, 2);
   blocks[2].key = KeyOf("t", 0);
   const auto bad = client_->StorePages(ns, *registration, absl::MakeConstSpan(&blocks[2], 1));
   ASSERT_TRUE(bad.ok());
@@ -343,10 +262,10 @@ TEST_F(PagesTest, LayersAreReadWhenTheyAreReadyAndNotBefore) {
   ASSERT_EQ(Put(ns, "s", sequence).blocks_stored, 6u);
   const auto want = PagesOf(ns, KeysOf("s", 6));
   ASSERT_TRUE(client_->Clear(ns).ok());
-  EnginePages pages(spec, 24, false, 0, 2);
+  EnginePages pages(spec, 24, false, 0, 2, EngineDevice());
   const BlockList list(spec, "s", sequence.token_count(), Shuffled(24, 1));
   const std::uint64_t registration = Register(*client_, ns, pages);
-  std::memset(pages.memory().data(), 0xFF, pages.memory().bytes());  // NaN.
+  std::memset(pages.bytes().data(), 0xFF, pages.bytes().size());  // NaN.
   std::promise<absl::StatusOr<StoreResult>> done;
   client_->StorePagesAsync(ns, registration, list.blocks, {.request = 4, .ready_layers = 0}, {},
                            [&](absl::StatusOr<StoreResult> r) { done.set_value(std::move(r)); });
@@ -367,7 +286,7 @@ TEST_F(PagesTest, AStoreThatADaemonCannotFinishIsUnavailable) {
   Start({"--drain-timeout", "1ms"});
   const ClientNamespace ns = Open("n", SmallSpec());
   Sequence sequence(SmallSpec(), 2 * 64, 3);
-  EnginePages pages(SmallSpec(), 8, false, 0, 2);
+  EnginePages pages(SmallSpec(), 8, false, 0, 2, EngineDevice());
   const BlockList list(SmallSpec(), "s", sequence.token_count(), Shuffled(8, 1));
   const std::uint64_t registration = Register(*client_, ns, pages);
   pages.FillAll(sequence, list.pages);
@@ -394,7 +313,7 @@ class BusyPagesTest : public PagesTest {
     Put(ns_, "copy", *sequence_);
     const auto pages = PagesOf(ns_, KeysOf("copy", 1));
     for (std::uint32_t layer = 0; layer < 8; ++layer) want_.push_back(pages.at({0, 0, layer}));
-    pages_ = std::make_unique<EnginePages>(spec_, 4, false, 0, 8);
+    pages_ = std::make_unique<EnginePages>(spec_, 4, false, 0, 8, EngineDevice());
     engine_ = Connect(absl::StrCat("unix:", socket()));
     registration_ = Register(*engine_, ns_, *pages_);
     list_ = std::make_unique<BlockList>(spec_, "x", 64, Shuffled(4, 2));
@@ -574,8 +493,8 @@ TEST_F(BusyPagesTest, ScribblingMakesGarbageOfOnesOwnAndNothingElse) {
   std::atomic<bool> wild{false};  // Infinities and NaN as well.
   std::thread scribbler([&] {
     std::mt19937_64 random(1);
-    const std::size_t words = pages_->memory().bytes() / 8;
-    auto* const memory = reinterpret_cast<volatile std::uint64_t*>(pages_->memory().data());
+    const std::size_t words = pages_->bytes().size() / 8;
+    auto* const memory = reinterpret_cast<volatile std::uint64_t*>(pages_->bytes().data());
     while (!stop) {
       const std::uint64_t r = random();
       memory[r % words] =
@@ -626,15 +545,7 @@ TEST_F(BusyPagesTest, ScribblingMakesGarbageOfOnesOwnAndNothingElse) {
   EXPECT_TRUE(client_->Verify().ok());
 }
 
-TEST_F(PagesTest, WhatDoesNotFitIsRefusedByName) {
-  Start({"--listen", "127.0.0.1:0", "--insecure"});
-  const NamespaceSpec spec = SmallSpec();
-  const ClientNamespace ns = Open("n", spec);
-  EnginePages pages(spec, 8, false, 0, 2);
-  Sequence sequence(spec, 64, 3);
-  const BlockList list(spec, "s", 64, {0, 1, 2, 7});
-  pages.FillAll(sequence, list.pages);
-
+void PagesTest::ExpectBadMemfdsAreRefused(const ClientNamespace& ns, const EnginePages& pages) {
   const auto registration_error = [&](const EngineGeometry& geometry) {
     return client_->RegisterMemory(ns, geometry).status().ToString();
   };
@@ -651,6 +562,22 @@ TEST_F(PagesTest, WhatDoesNotFitIsRefusedByName) {
   geometry = pages.geometry;
   geometry.regions[0].fd = STDERR_FILENO;
   EXPECT_THAT(registration_error(geometry), HasSubstr("must be a memfd"));
+}
+
+TEST_F(PagesTest, WhatDoesNotFitIsRefusedByName) {
+  Start({"--listen", "127.0.0.1:0", "--insecure"});
+  const NamespaceSpec spec = SmallSpec();
+  const ClientNamespace ns = Open("n", spec);
+  EnginePages pages(spec, 8, false, 0, 2, EngineDevice());
+  Sequence sequence(spec, 64, 3);
+  const BlockList list(spec, "s", 64, {0, 1, 2, 7});
+  pages.FillAll(sequence, list.pages);
+
+  const auto registration_error = [&](const EngineGeometry& geometry) {
+    return client_->RegisterMemory(ns, geometry).status().ToString();
+  };
+  EngineGeometry geometry = pages.geometry;
+  if (!kOnDevice) ExpectBadMemfdsAreRefused(ns, pages);
   geometry = pages.geometry;
   geometry.layers[0].element = EngineElement::kBFloat16;
   EXPECT_THAT(registration_error(geometry), HasSubstr("element bf16, the namespace has fp16"));
@@ -676,6 +603,7 @@ TEST_F(PagesTest, WhatDoesNotFitIsRefusedByName) {
               HasSubstr("is of another namespace"));
   geometry = pages.geometry;
   geometry.regions[0].fd = -1;
+  geometry.regions[0].device_memory.reset();
   const auto private_memory = client_->RegisterMemory(ns, geometry);
   ASSERT_TRUE(private_memory.ok());
   EXPECT_THAT(
@@ -701,17 +629,24 @@ TEST_F(PagesTest, WhatDoesNotFitIsRefusedByName) {
 
 TEST_F(PagesTest, AKilledClientLeavesNothingBehind) {
   Start();
-  ASSERT_TRUE(client_->Stat().ok());  // Connects.
+  {  // Connects, and on a device makes what encodes there.
+    const ClientNamespace ns = Open("n", SmallSpec());
+    EnginePages pages(SmallSpec(), 4, false, 0, 2, EngineDevice());
+    ASSERT_TRUE(client_->UnregisterMemory(Register(*client_, ns, pages)).ok());
+  }
+  ASSERT_TRUE(WaitUnmapped());
   const auto descriptors = daemon_->OpenDescriptors();
+  const std::uint64_t sessions = client_->Stat()->sessions;
   for (int round = 0; round < ShortOrLong(3, 50); ++round) {
-    auto probe = Probe({"pages_loop", absl::StrCat("k", round), "40"}, getuid());
+    auto probe = Probe(
+        {kOnDevice ? "device_pages_loop" : "pages_loop", absl::StrCat("k", round), "40"}, getuid());
     ASSERT_EQ(probe->ReadLine(), "running") << probe->standard_error();
     EXPECT_EQ(SharedMappings().size(), 1u);
-    EXPECT_EQ(client_->Stat()->sessions, 1u);
+    EXPECT_EQ(client_->Stat()->sessions, sessions + 1);
     usleep(static_cast<unsigned>(round) * 3000);
     probe->Signal(SIGKILL);
     probe->WaitExit();
-    EXPECT_TRUE(WaitForStat([](const ServerStat& s) { return s.sessions == 0; }));
+    EXPECT_TRUE(WaitForStat([&](const ServerStat& s) { return s.sessions == sessions; }));
     for (int i = 0; i < 2000 && daemon_->OpenDescriptors() != descriptors; ++i) usleep(5000);
     EXPECT_TRUE(WaitUnmapped());
     EXPECT_EQ(daemon_->OpenDescriptors(), descriptors);
@@ -724,7 +659,7 @@ TEST_F(PagesTest, AfterARestartTheMemoryIsRegisteredAgain) {
   const NamespaceSpec spec = SmallSpec();
   ClientNamespace ns = Open("n", spec);
   const auto engine = Connect(absl::StrCat("unix:", socket()));
-  EnginePages pages(spec, 4, true, 0, 2);
+  EnginePages pages(spec, 4, true, 0, 2, EngineDevice());
   Sequence sequence(spec, 64, 3);
   const BlockList list(spec, "s", 64, {3, 1, 0, 2});
   pages.FillAll(sequence, list.pages);

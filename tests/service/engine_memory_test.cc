@@ -96,5 +96,54 @@ TEST(EngineMemoryTest, ARegionIsSharedOnceAndWithItsSize) {
   EXPECT_EQ(memory.shared_bytes(), 8192u);
 }
 
+TEST(EngineMemoryTest, ARegionIsWhatItWasRegisteredAs) {
+  EngineGeometry geometry;
+  geometry.regions = {{0x10000, 4096}, {0x20000, 4096}, {0x30000, 4096}, {0x40000, 4096}};
+  geometry.regions[1].kind = EngineRegionKind::kPrivate;
+  geometry.regions[2].kind = EngineRegionKind::kMemfd;
+  geometry.regions[3].kind = EngineRegionKind::kDeviceIpc;
+  const OwnedFd fd = Memfd(4096, F_SEAL_SHRINK);
+  const auto device = MakeHostDevice();
+  const auto allocation = std::make_shared<DeviceAllocation>();
+  allocation->handle[5] = std::byte{1};
+  allocation->memory = *device->Allocate(8192, "test");
+  for (const bool on_device : {false, true}) {
+    EngineMemory memory(3, geometry);
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      auto region = on_device ? SharedRegion::In(allocation, 4096, 4096)
+                              : SharedRegion::Map(fd.get(), 0, 4096);
+      ASSERT_TRUE(region.ok()) << region.status();
+      const bool fits = on_device ? i == 3 : i == 0 || i == 2;
+      EXPECT_EQ(memory.Share(i, &*region).ok(), fits) << on_device << " " << i;
+      EXPECT_EQ(memory.shared(i) != nullptr, fits);
+    }
+    EXPECT_EQ(memory.FindAllocation(IpcHandle{}), nullptr);
+    EXPECT_EQ(memory.FindAllocation(allocation->handle), on_device ? allocation : nullptr);
+  }
+}
+
+TEST(EngineMemoryTest, ARegionLiesInItsAllocationAndKeepsItOpen) {
+  const auto device = MakeHostDevice();
+  auto allocation = std::make_shared<DeviceAllocation>();
+  allocation->memory = *device->Allocate(1, "test");
+  const std::uint64_t all = allocation->memory->bytes();
+  const std::byte* const begin = allocation->memory->address();
+  for (const auto& [offset, bytes] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
+           {0, all + 1}, {1, all}, {all, 1}, {all + 1, 0}, {0, 0}, {~std::uint64_t{0}, 2}}) {
+    EXPECT_EQ(SharedRegion::In(allocation, offset, bytes).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << offset << " " << bytes;
+  }
+  auto region = SharedRegion::In(allocation, 10, all - 10);
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_EQ((*region)->data(), begin + 10);
+  EXPECT_EQ((*region)->bytes(), all - 10);
+  const std::weak_ptr<DeviceAllocation> open = allocation;
+  allocation = nullptr;
+  EXPECT_FALSE(open.expired());
+  *region = nullptr;
+  EXPECT_TRUE(open.expired());
+}
+
 }  // namespace
 }  // namespace kvmill

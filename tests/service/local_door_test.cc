@@ -74,6 +74,12 @@ class LocalDoorTest : public testing::Test {
       if (region.registration != 1) return absl::NotFoundError(text);
       return absl::OkStatus();
     };
+    handlers.device_region = [](const DoorPeer& peer,
+                                const DoorDeviceRegion& region) -> absl::Status {
+      if (!peer.IsAlive()) return absl::InternalError("the peer has ended");
+      return absl::AlreadyExistsError(
+          absl::StrCat(peer.client != 0, " ", peer.pid, " ", peer.uid, " ", region.handle[63]));
+    };
     door_->Start(std::move(handlers));
   }
 
@@ -462,6 +468,54 @@ TEST_F(LocalDoorTest, MemoryGoesInAndDescriptorsThatNobodyWantsAreClosed) {
   }
   EXPECT_EQ(descriptors(), with_raw);
   EXPECT_EQ(with_raw, before + 3) << "both ends of a connection, and the process behind it";
+}
+
+TEST_F(LocalDoorTest, AHandleOfMemoryComesWithWhoSentIt) {
+  Open();
+  DoorClient client(options_.path, [](std::uint64_t) {});
+  const Entering pass = Enter(client, std::chrono::seconds(10));
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  EXPECT_EQ((*pass)->version, kDoorVersion);
+  auto region = MakeDoorMessage<DoorDeviceRegion>();
+  region.handle[63] = 77;
+  std::promise<absl::Status> taken;
+  client.SendDeviceRegion((*pass)->number, region,
+                          std::chrono::system_clock::now() + std::chrono::seconds(10),
+                          [&](const absl::Status& status) { taken.set_value(status); });
+  EXPECT_EQ(taken.get_future().get().ToString(),
+            absl::StrCat("ALREADY_EXISTS: 1 ", getpid(), " ", getuid(), " 77"));
+}
+
+// A daemon of the version before hangs up on what it does not know: it is not sent.
+TEST_F(LocalDoorTest, AnOlderDaemonIsNotSentAHandle) {
+  Open();  // And beside it an older one.
+  const std::string path = options_.path + ".old";
+  const OwnedFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  ASSERT_EQ(bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(listener.get(), 1), 0);
+  OwnedFd served;
+  std::thread daemon([&] {
+    served = OwnedFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    Read(served);
+    auto welcome = MakeDoorMessage<DoorWelcome>();
+    welcome.header.version = kDoorDeviceRegionVersion - 1;
+    EXPECT_TRUE(Send(served, BytesOf(welcome)));
+  });
+  DoorClient client(path, [](std::uint64_t) {});
+  const Entering pass = Enter(client, std::chrono::seconds(10));
+  daemon.join();
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  absl::Status said;
+  client.SendDeviceRegion((*pass)->number, MakeDoorMessage<DoorDeviceRegion>(),
+                          std::chrono::system_clock::now() + std::chrono::seconds(10),
+                          [&](const absl::Status& status) { said = status; });
+  EXPECT_EQ(said.ToString(),
+            "UNIMPLEMENTED: memory of a GPU: the daemon's door is of version 1, want 2");
+  EXPECT_EQ(client.pass(), *pass);
+  unlink(path.c_str());
 }
 
 }  // namespace

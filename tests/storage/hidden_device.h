@@ -67,7 +67,8 @@ class HiddenDevice : public Device {
   absl::StatusOr<IpcMemory> ExportIpc(const void*, std::size_t) override {
     return absl::UnimplementedError("export");
   }
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle&, std::size_t) override {
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenIpc(const IpcHandle&, std::size_t,
+                                                        pid_t) override {
     return absl::UnimplementedError("open");
   }
   absl::Status Pin(absl::Span<std::byte> memory) override {

@@ -177,10 +177,10 @@ TEST(CudaDeviceFakeTest, MemoryOfAnotherGpuIsNotOpenedByHandle) {
   fake_cuda::Boot({.device_count = 2, .opens_own = true});
   const auto first = *OpenDevice("cuda:0");
   const auto second = *OpenDevice("cuda:1");
-  const EngineMemory memory = AllocateAsEngine(*first, 4096);  // On cuda:0.
+  const EngineAllocation memory = AllocateAsEngine(*first, 4096);  // On cuda:0.
   const auto exported = first->ExportIpc(memory.address, 4096);
   ASSERT_TRUE(exported.ok()) << exported.status();
-  const auto opened = second->OpenIpc(exported->handle, 4096);
+  const auto opened = second->OpenIpc(exported->handle, 4096, 0);
   EXPECT_EQ(opened.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(opened.status().message()),
               HasSubstr("cuda:1: the handle is of memory of cuda:0"));
@@ -191,13 +191,13 @@ TEST(CudaDeviceFakeTest, MemoryOfAnotherGpuIsNotOpenedByHandle) {
 }
 
 // Everything that a user of the device does, until the first error.
-absl::Status UseDevice(const EngineMemory& engine) {
+absl::Status UseDevice(const EngineAllocation& engine) {
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice(0));
   KVMILL_ASSIGN_OR_RETURN(const auto memory, device->Allocate(std::size_t{4} << 20, "pool"));
   KVMILL_ASSIGN_OR_RETURN(const auto imported, device->Import(memory->fd(), memory->bytes()));
   KVMILL_ASSIGN_OR_RETURN(const IpcMemory exported, device->ExportIpc(engine.address, 4096));
   KVMILL_ASSIGN_OR_RETURN(const auto opened,
-                          device->OpenIpc(exported.handle, exported.allocation_bytes));
+                          device->OpenIpc(exported.handle, exported.allocation_bytes, 0));
   std::vector<std::byte> pageable(std::size_t{2} << 20), pinned(4096);
   KVMILL_RETURN_IF_ERROR(device->Pin(absl::MakeSpan(pinned)));
   const auto use = [&]() -> absl::Status {
@@ -228,7 +228,7 @@ TEST(CudaDeviceFakeTest, WhateverFailsNothingIsLeftBehind) {
     absl::Status status;
     bool failed = false;
     {
-      const EngineMemory engine = AllocateAsEngine(*OpenDevice("cuda:0").value(), 4096);
+      const EngineAllocation engine = AllocateAsEngine(*OpenDevice("cuda:0").value(), 4096);
       fake_cuda::FailCall(n);
       status = UseDevice(engine);
       failed = fake_cuda::HasFailed();

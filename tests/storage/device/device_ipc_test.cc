@@ -1,90 +1,34 @@
 // Memory of an engine in another process, by handle: it is read where it is, encoded from there,
 // and closed again.
-#include <fcntl.h>
 #include <gmock/gmock.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <sstream>
 
-#include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "kernels/float16.h"
+#include "tests/storage/device/engine_process.h"
 #include "tests/storage/device/tested_device.h"
-
-extern char** environ;
 
 namespace kvmill {
 namespace {
 
-constexpr std::size_t kBytes = std::size_t{2} << 20;
-constexpr std::size_t kOffset = 4096;
-
-// This program once more, as the engine of importer_main.
-class Engine {
- public:
-  Engine() {
-    int to_child[2], from_child[2];
-    EXPECT_EQ(pipe2(to_child, O_CLOEXEC), 0);
-    EXPECT_EQ(pipe2(from_child, O_CLOEXEC), 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, to_child[0], 0);
-    posix_spawn_file_actions_adddup2(&actions, from_child[1], 1);
-    const std::string program = "/proc/self/exe";
-    std::vector<std::string> arguments{program, "--engine", absl::StrCat(kBytes),
-                                       absl::StrCat(kOffset)};
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    EXPECT_EQ(posix_spawn(&child_, program.c_str(), &actions, nullptr, argv.data(), environ), 0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(to_child[0]);
-    close(from_child[1]);
-    input_ = to_child[1];
-    std::string line;
-    char c = 0;
-    while (read(from_child[0], &c, 1) == 1 && c != '\n') line.push_back(c);
-    close(from_child[0]);
-    std::istringstream words(line);
-    std::string hex;
-    words >> hex >> memory.allocation_bytes >> memory.offset_bytes;
-    const std::string handle = absl::HexStringToBytes(hex);
-    EXPECT_EQ(handle.size(), memory.handle.size());
-    std::memcpy(memory.handle.data(), handle.data(), std::min(handle.size(), sizeof(IpcHandle)));
-  }
-  ~Engine() { End(); }
-  void End() {
-    if (child_ == 0) return;
-    close(input_);
-    int status = -1;
-    EXPECT_EQ(waitpid(child_, &status, 0), child_);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
-    child_ = 0;
-  }
-  IpcMemory memory;
-
- private:
-  pid_t child_ = 0;
-  int input_ = -1;
-};
+constexpr std::size_t kBytes = EngineProcess::kBytes;
+constexpr std::size_t kOffset = EngineProcess::kOffset;
 
 using DeviceIpcTest = DeviceTest;
 
 TEST_F(DeviceIpcTest, AnotherProcessesMemoryIsReadWhereItIs) {
   const auto stream = Stream();
-  Engine engine;
+  EngineProcess engine;
   EXPECT_GE(engine.memory.allocation_bytes, kBytes);
   EXPECT_EQ(engine.memory.offset_bytes, kOffset);
-  auto opened = device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes);
+  auto opened = device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes, 0);
   ASSERT_TRUE(opened.ok()) << opened.status();
   EXPECT_EQ((*opened)->bytes(), engine.memory.allocation_bytes);
   EXPECT_EQ((*opened)->fd(), -1);
-  auto again = device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes);
+  auto again = device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes, 0);
   ASSERT_TRUE(again.ok()) << again.status();
   const std::byte* const at = (*again)->address() + engine.memory.offset_bytes;
   *opened = nullptr;  // The other opening is not concerned.
@@ -101,8 +45,8 @@ TEST_F(DeviceIpcTest, AnotherProcessesMemoryIsReadWhereItIs) {
 TEST_F(DeviceIpcTest, TilesAreEncodedFromAnotherProcessesPages) {
   const TileFormat format = *ParseTileFormat("k4v2_g64", 64);
   const auto stream = Stream();
-  Engine engine;
-  const auto opened = device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes);
+  EngineProcess engine;
+  const auto opened = device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes, 0);
   ASSERT_TRUE(opened.ok()) << opened.status();
   constexpr std::size_t kPageBytes = std::size_t{16} * 64 * 2;
   const std::byte* const pages = (*opened)->address() + kOffset;
@@ -135,27 +79,35 @@ TEST_F(DeviceIpcTest, TilesAreEncodedFromAnotherProcessesPages) {
 
 TEST_F(DeviceIpcTest, HandlesOfNothingAreRefused) {
   constexpr auto kBad = absl::StatusCode::kInvalidArgument;
-  const EngineMemory own = AllocateAsEngine(*device_, kBytes);
+  const EngineAllocation own = AllocateAsEngine(*device_, kBytes);
   const auto exported = device_->ExportIpc(own.address + 100, 200);
   ASSERT_TRUE(exported.ok()) << exported.status();
   EXPECT_EQ(exported->offset_bytes, 100u);
-  EXPECT_EQ(device_->OpenIpc(exported->handle, exported->allocation_bytes).status().code(),
+  EXPECT_EQ(device_->OpenIpc(exported->handle, exported->allocation_bytes, 0).status().code(),
             absl::StatusCode::kFailedPrecondition)
       << "it is of this process";
   EXPECT_EQ(device_->ExportIpc(own.address + kBytes - 100, 200).status().code(), kBad);
   EXPECT_EQ(device_->ExportIpc(own.address, 0).status().code(), kBad);
   int on_the_stack = 0;
   EXPECT_EQ(device_->ExportIpc(&on_the_stack, 4).status().code(), kBad);
-  EXPECT_EQ(device_->OpenIpc(IpcHandle{}, kBytes).status().code(), kBad);
-  Engine engine;
-  EXPECT_EQ(device_->OpenIpc(engine.memory.handle, 0).status().code(), kBad);
-  EXPECT_EQ(device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes + kBytes)
+  EXPECT_EQ(device_->OpenIpc(IpcHandle{}, kBytes, 0).status().code(), kBad);
+  EngineProcess engine;
+  EXPECT_EQ(device_->OpenIpc(engine.memory.handle, 0, 0).status().code(), kBad);
+  EXPECT_EQ(device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes + kBytes, 0)
                 .status()
                 .code(),
             kBad);
+  if (device_->info().knows_ipc_owner) {
+    EXPECT_TRUE(
+        device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes, engine.pid()).ok());
+    const auto others =
+        device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes, getppid());
+    EXPECT_EQ(others.status().code(), absl::StatusCode::kPermissionDenied) << others.status();
+  }
   engine.End();
-  EXPECT_EQ(device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes).status().code(),
-            kBad)
+  EXPECT_EQ(
+      device_->OpenIpc(engine.memory.handle, engine.memory.allocation_bytes, 0).status().code(),
+      kBad)
       << "the engine is gone";
 }
 

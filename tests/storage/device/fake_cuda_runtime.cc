@@ -260,6 +260,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->totalGlobalMem = Global().machine.memory_bytes;
   properties->major = Global().machine.capability_major;
   properties->multiProcessorCount = 3 + device;
+  std::memcpy(properties->uuid.bytes, "fake GPU", 8);
+  properties->uuid.bytes[15] = static_cast<char>(device);
   return cudaSuccess;
 }
 

@@ -65,7 +65,7 @@ int Import(absl::string_view mode, int fd, std::size_t bytes, std::uint64_t sum)
 int BeAnEngine(std::size_t bytes, std::size_t offset) {
   auto device = OpenDevice(TestedDeviceName());
   if (!device.ok()) return Fail(device.status().ToString());
-  const EngineMemory memory = AllocateAsEngine(**device, bytes);
+  const EngineAllocation memory = AllocateAsEngine(**device, bytes);
   auto stream = (*device)->CreateStream();
   if (!stream.ok()) return Fail(stream.status().ToString());
   std::vector<std::uint32_t> values(bytes / sizeof(std::uint32_t));

@@ -22,7 +22,7 @@ absl::Status Hold(DeviceStream& stream, Gate& gate) {
   return error == cudaSuccess ? absl::OkStatus() : absl::InternalError(cudaGetErrorString(error));
 }
 
-EngineMemory AllocateAsEngine(Device&, std::size_t bytes) {
+EngineAllocation AllocateAsEngine(Device&, std::size_t bytes) {
   // On threads of their own, so that the test's does not get a current device.
   void* memory = nullptr;
   std::thread([&] {

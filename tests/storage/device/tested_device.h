@@ -51,11 +51,11 @@ std::string TestedDeviceName();
 absl::Status Hold(DeviceStream& stream, Gate& gate);
 
 // Memory as an engine's own library allocates it; freed by what comes with it.
-struct EngineMemory {
+struct EngineAllocation {
   std::byte* address = nullptr;
   std::shared_ptr<void> owner;  // Of whichever kind the device has.
 };
-EngineMemory AllocateAsEngine(Device& device, std::size_t bytes);
+EngineAllocation AllocateAsEngine(Device& device, std::size_t bytes);
 // What an engine of the tests has in its memory: two finite fp16 values a word.
 inline std::uint32_t EngineWord(std::uint32_t index) { return (index * 2654435761u) & 0x3FFF3FFFu; }
 

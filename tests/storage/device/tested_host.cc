@@ -8,7 +8,7 @@ absl::Status Hold(DeviceStream& stream, Gate& gate) {
   return stream.Call([&gate](const absl::Status&) { gate.Pass(); });
 }
 
-EngineMemory AllocateAsEngine(Device& device, std::size_t bytes) {
+EngineAllocation AllocateAsEngine(Device& device, std::size_t bytes) {
   auto memory = device.Allocate(bytes, "engine");
   EXPECT_TRUE(memory.ok()) << memory.status();
   std::shared_ptr<DeviceMemory> owner = *std::move(memory);
