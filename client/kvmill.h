@@ -15,7 +15,7 @@
  * lives.
  *
  * Beside this header: client/kvmill_map.h (blocks attended to in place) and client/kvmill_engine.h
- * (the engine's own memory, what the daemon says unasked).
+ * (the engine's own memory, stores from it without a copy, what the daemon says unasked).
  *
  * Structs. Each begins with its own size, as the caller was compiled: set it with KVMILL_INIT. Zero
  * in any other field is its default. New versions add fields at the end. An older caller's missing
@@ -58,7 +58,7 @@ extern "C" {
 
 /* The same major number: compatible both ways. A larger minor number: more functions and fields. */
 #define KVMILL_ABI_MAJOR 2
-#define KVMILL_ABI_MINOR 0
+#define KVMILL_ABI_MINOR 1
 
 /* Zeroes a struct and sets its size: kvmill_client_options options; KVMILL_INIT(&options); */
 #define KVMILL_INIT(pointer) \
@@ -118,7 +118,10 @@ enum {
   KVMILL_RENEW = 12,
   KVMILL_REGISTER_MEMORY = 13, /* client/kvmill_engine.h */
   KVMILL_UNREGISTER_MEMORY = 14,
-  KVMILL_SESSION_EVENT = 15 /* Of no operation: kvmill_client_options.session_queue. */
+  KVMILL_SESSION_EVENT = 15, /* Of no operation: kvmill_client_options.session_queue. */
+  KVMILL_STORE_PAGES = 16,   /* client/kvmill_engine.h */
+  KVMILL_FLUSH_PAGES = 17,
+  KVMILL_CANCEL_PAGES = 18
 };
 
 typedef struct kvmill_event {
@@ -171,6 +174,11 @@ typedef struct kvmill_client_options {
   kvmill_queue* session_queue;   /* Where KVMILL_SESSION_EVENTs go, with tag session_tag; null: they
                                     are not told. Once the queue is destroyed they are lost. */
   uint64_t session_tag;
+  const char* device; /* Since 2.1. The GPU that reads blocks which a map leaves on the daemon's
+                         (kvmill_map_options.memory), and that kvmill_export_memory is about:
+                         "cuda", "cuda:N", or "host", which stands in for one in tests. Null: none.
+                         UNAVAILABLE says what is missing. It goes with the client and the last of
+                         its mapped blocks. */
 } kvmill_client_options;
 
 /* Of one operation. Null wherever it is taken: defaults. */
@@ -454,6 +462,7 @@ typedef struct kvmill_store_result {
   uint64_t tile_raw_bytes; /*   and the 16-bit bytes of the tokens and heads in records. */
   uint64_t raw_heads;      /* (layer, head) pairs of them kept in 16 bits. */
 } kvmill_store_result;
+/* STORE, STORE_PAGES. */
 KVMILL_API kvmill_code kvmill_result_store(const kvmill_result* result, kvmill_store_result* store);
 
 typedef struct kvmill_fetch_result {
@@ -475,11 +484,11 @@ typedef struct kvmill_block_result {
   const char* message; /* "" when OK. Valid as long as the result. */
   uint64_t retry_after_ms;
   kvmill_code code;
-  uint32_t outcome;     /* STORE: KVMILL_BLOCK_... */
+  uint32_t outcome;     /* STORE, STORE_PAGES: KVMILL_BLOCK_... */
   uint32_t tier;        /* FETCH: KVMILL_TIER_..., the slowest over its layer groups. */
   uint32_t token_count; /* FETCH. */
 } kvmill_block_result;
-/* STORE, FETCH. OUT_OF_RANGE for an index that does not exist. */
+/* STORE, STORE_PAGES, FETCH. OUT_OF_RANGE for an index that does not exist. */
 KVMILL_API kvmill_code kvmill_result_block(const kvmill_result* result, size_t block,
                                            kvmill_block_result* out);
 /* FETCH with KVMILL_FORM_PAGES: the length of a page; 0 when it did not come. */

@@ -26,10 +26,17 @@ extern "C" {
 /* Blocks under lease. Any number of threads may use it at once. */
 typedef struct kvmill_mapped kvmill_mapped;
 
+/* Which memory the blocks are mapped in. IN_PLACE: where they are, in host memory or on the
+ * daemon's GPU. GPU: there; they are brought to it first. */
+enum { KVMILL_MEMORY_HOST = 0, KVMILL_MEMORY_IN_PLACE = 1, KVMILL_MEMORY_GPU = 2 };
+
 typedef struct kvmill_map_options {
   size_t struct_bytes;
   uint64_t
-      lease_ms; /* From the moment of the call. 0: 10 seconds. The daemon has a limit (60 s). */
+      lease_ms;    /* From the moment of the call. 0: 10 seconds. The daemon has a limit (60 s). */
+  uint32_t memory; /* Since 2.1. KVMILL_MEMORY_...; other than HOST with
+                      kvmill_client_options.device only, FAILED_PRECONDITION without. A block that
+                      this device cannot have has that code, too: map it again in host memory. */
 } kvmill_map_options;
 
 /* Blocks that are only on disk are loaded first. Misses are codes of blocks. FAILED_PRECONDITION:
@@ -74,12 +81,18 @@ KVMILL_API kvmill_code kvmill_mapped_check(const kvmill_mapped* mapped, size_t f
 /* Reads everything, all checksums of all pages: nobody but the daemon can write there, so that is
  * for those who want it. DATA_LOSS names the first that is wrong. */
 KVMILL_API kvmill_code kvmill_mapped_verify(const kvmill_mapped* mapped);
+/* Since 2.1. Where the pages of a block's layer are: KVMILL_TIER_HOST, or KVMILL_TIER_GPU. The
+ * block's code when it is not there; OUT_OF_RANGE for a block or layer that does not exist. */
+KVMILL_API kvmill_code kvmill_mapped_memory(const kvmill_mapped* mapped, size_t block, size_t layer,
+                                            uint32_t* tier);
 
 /* --- Memory --- */
 /* Read only. Pointers are valid until the last handle is freed; what they point at counts as said
- * above. Layers are counted as everywhere: in the order of the namespace's groups. Errors: ABORTED
- * as kvmill_mapped_check; the block's code when it is not there; DATA_LOSS when it is not the page
- * that was asked for; OUT_OF_RANGE for a block or layer that does not exist. */
+ * above. Those of pages and heads on the GPU are addresses of kvmill_client_options.device, for its
+ * kernels; what those read counts when their stream was synchronized and kvmill_mapped_check() said
+ * OK afterwards. Layers are counted as everywhere: in the order of the namespace's groups. Errors:
+ * ABORTED as kvmill_mapped_check; the block's code when it is not there; DATA_LOSS when it is not
+ * the page that was asked for; OUT_OF_RANGE for a block or layer that does not exist. */
 
 typedef struct kvmill_page {
   size_t struct_bytes;
@@ -142,10 +155,11 @@ typedef struct kvmill_attention {
   float soft_cap;         /* c > 0: logits become c * tanh(logit / c). */
 } kvmill_attention;
 
-/* Attends on the calling thread, and checks the blocks when it is done: OK means that `output` is
- * right, after every other code it is of no use. Where a query sees no token its output is 0 and
- * its log_sum_exp minus infinity. ABORTED, DATA_LOSS as above; the block's code for one that is not
- * there; INVALID_ARGUMENT names the field. */
+/* Of blocks in host memory: FAILED_PRECONDITION names one that is on the GPU, where kernels of the
+ * engine's own attend. Attends on the calling thread, and checks the blocks when it is done: OK
+ * means that `output` is right, after every other code it is of no use. Where a query sees no token
+ * its output is 0 and its log_sum_exp minus infinity. ABORTED, DATA_LOSS as above; the block's code
+ * for one that is not there; INVALID_ARGUMENT names the field. */
 KVMILL_API kvmill_code kvmill_attend(const kvmill_mapped* mapped, size_t layer,
                                      const kvmill_attention* attention);
 

@@ -58,7 +58,7 @@ LAYERS = {
     "storage": (("storage/core", "storage/device", "kernels"), ("absl", "rocksdb", "isal")),
     "client/transport": (("storage/core", "storage/device", "kernels"), ("absl", "ucx", "openssl")),
     "client": (("proto", "storage/core", "kernels", "client/transport"), ("absl", "grpc", "protobuf")),
-    "client/c_api": (("client", "storage/core", "kernels"), ("absl", "protobuf")),
+    "client/c_api": (("client", "storage/core", "storage/device", "kernels"), ("absl", "protobuf")),
     "client/python": (("client",), ("python",)),
     "client/cli": (("client", "storage", "kernels"), ("absl", "cli11", "json", "ncurses")),
     "client/eval": (("client", "storage", "kernels"), ("absl", "cli11", "json")),

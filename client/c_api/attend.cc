@@ -76,6 +76,7 @@ class Attention {
     table_.resize(sequence_.block_count * head_count_);
     for (std::size_t b = seen_begin_; b < sequence_.block_count; ++b) {
       KVMILL_ASSIGN_OR_RETURN(const PageView page, mapped_.Page(from_.first_block + b, layer_));
+      KVMILL_RETURN_IF_ERROR(CheckOnHost(from_.first_block + b));
       if (page.header().token_count != block_tokens) {
         return absl::InvalidArgumentError(absl::StrCat("block ", from_.first_block + b,
                                                        " is a tail of ", page.header().token_count,
@@ -94,6 +95,7 @@ class Attention {
       return absl::OkStatus();
     }
     const std::size_t group = mapped_.ns->layer_groups[layer_];
+    KVMILL_RETURN_IF_ERROR(CheckOnHost(from_.first_block + block_count_ - 1));
     KVMILL_ASSIGN_OR_RETURN(
         tail_, MappedTail::Create(*mapped_.blocks, group, layer_ - mapped_.ns->group_begin[group],
                                   from_.first_block + block_count_ - 1));
@@ -112,6 +114,16 @@ class Attention {
   }
 
  private:
+  absl::Status CheckOnHost(std::size_t block) const {
+    if (mapped_.blocks->memory(block, mapped_.ns->layer_groups[layer_]) != Tier::kGpu) {
+      return absl::OkStatus();
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("block ", block,
+                     " is on the GPU, and attention here is the CPU's: map it in "
+                     "host memory, or attend with kernels of your own"));
+  }
+
   absl::Status PlanSequence(std::uint32_t block_tokens) {
     if (from_.query_count > kQueriesMax) {
       return absl::InvalidArgumentError(

@@ -9,6 +9,7 @@
 #include "client/c_api/queue.h"
 #include "client/client.h"
 #include "storage/core/status_macros.h"
+#include "storage/device/device.h"
 
 namespace kvmill::c_api {
 namespace {
@@ -20,6 +21,24 @@ absl::Status WriteText(const std::string& text, char* out, std::size_t out_bytes
   }
   std::memcpy(out, text.c_str(), text.size() + 1);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Device>> DeviceOf(const char* name) {
+  if (name == nullptr) return std::shared_ptr<Device>();
+  constexpr std::size_t kNameMax = 64;
+  const absl::string_view text(name, strnlen(name, kNameMax + 1));
+  if (text.size() > kNameMax) {
+    return absl::InvalidArgumentError(absl::StrCat("device is longer than ", kNameMax, " bytes"));
+  }
+  absl::StatusOr<std::unique_ptr<Device>> opened = OpenDevice(text == "cuda" ? "cuda:0" : text);
+  if (!opened.ok()) {
+    return absl::Status(opened.status().code(),
+                        absl::StrCat("device ", text, ": ", opened.status().message()));
+  }
+  // Its threads are not there in a child of fork().
+  return std::shared_ptr<Device>(opened->release(), [pid = getpid()](Device* device) {
+    if (getpid() == pid) delete device;
+  });
 }
 
 struct FetchInputs final : Inputs {
@@ -45,8 +64,10 @@ kvmill_code kvmill_client_create(const kvmill_client_options* options, kvmill_cl
     constexpr std::size_t kLeast = offsetof(kvmill_client_options, address) + sizeof(from.address);
     KVMILL_RETURN_IF_ERROR(ReadStruct("options", options, kLeast, &from));
     if (from.address == nullptr) return Null("options.address");
-    KVMILL_ASSIGN_OR_RETURN(const Client::Options to, ClientOptionsOf(from));
+    KVMILL_ASSIGN_OR_RETURN(Client::Options to, ClientOptionsOf(from));
     auto made = std::make_unique<kvmill_client>();
+    KVMILL_ASSIGN_OR_RETURN(made->device, DeviceOf(from.device));
+    to.device = made->device.get();
     KVMILL_ASSIGN_OR_RETURN(made->client, Client::Create(to));
     made->pid = getpid();
     *client = made.release();

@@ -1,4 +1,5 @@
 // The engine's memory, described.
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +24,30 @@ absl::Status ReadPlaces(absl::string_view what, const kvmill_engine_place* place
     to->push_back({places[i].region, places[i].offset_bytes});
   }
   return absl::OkStatus();
+}
+
+absl::Status ReadSource(const kvmill_region_source& from, EngineRegion* to) {
+  switch (from.kind) {
+    case KVMILL_REGION_PRIVATE:
+      return absl::OkStatus();
+    case KVMILL_REGION_MEMFD:
+      if (from.fd < 0) return absl::InvalidArgumentError(absl::StrCat("fd ", from.fd));
+      to->fd = from.fd;
+      to->fd_offset_bytes = from.offset_bytes;
+      return absl::OkStatus();
+    case KVMILL_REGION_DEVICE_IPC: {
+      EngineDeviceMemory& memory = to->device_memory.emplace();
+      static_assert(sizeof(memory.handle) == sizeof(from.handle) &&
+                    sizeof(memory.device) == sizeof(from.device));
+      std::memcpy(memory.handle.data(), from.handle, sizeof(from.handle));
+      std::memcpy(memory.device.data(), from.device, sizeof(from.device));
+      memory.allocation_bytes = from.allocation_bytes;
+      memory.offset_bytes = from.offset_bytes;
+      return absl::OkStatus();
+    }
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("kind ", from.kind, ", want 0 to 2"));
+  }
 }
 
 absl::Status ReadLayers(const kvmill_engine_layers& from, EngineLayers* to) {
@@ -71,6 +96,19 @@ absl::StatusOr<EngineGeometry> GeometryOf(const kvmill_engine_geometry* in) {
   for (std::size_t i = 0; i < from.region_count; ++i) {
     to.regions.push_back({from.regions[i].base, from.regions[i].bytes});
   }
+  if (from.source_count != 0 && from.source_count != from.region_count) {
+    return absl::InvalidArgumentError(absl::StrCat("source_count ", from.source_count, ", want ",
+                                                   from.region_count, ", one a region, or 0"));
+  }
+  const auto add_source = [&to](std::size_t i, const kvmill_region_source& source) {
+    const absl::Status status = ReadSource(source, &to.regions[i]);
+    return status.ok()
+               ? status
+               : absl::Status(status.code(), absl::StrCat("source ", i, ": ", status.message()));
+  };
+  constexpr std::size_t kSourceLeast = offsetof(kvmill_region_source, device) + 16;
+  KVMILL_RETURN_IF_ERROR(
+      ReadArray("sources", from.sources, from.source_count, kSourceLeast, add_source));
   if (from.assembling_boot_id != nullptr) {
     const std::size_t bytes = strnlen(from.assembling_boot_id, kBootIdBytesMax + 1);
     if (bytes > kBootIdBytesMax) {

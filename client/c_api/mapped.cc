@@ -50,9 +50,9 @@ static_assert(KVMILL_HEAD_ABSENT == static_cast<int>(SlotKind::kAbsent) &&
 
 }  // namespace
 
-MappedData::MappedData(const kvmill_client* c, std::shared_ptr<const NamespaceData> n,
-                       std::unique_ptr<MappedBlocks> b)
-    : client(c), ns(std::move(n)), blocks(std::move(b)) {
+MappedData::MappedData(const kvmill_client* c, std::shared_ptr<Device> d,
+                       std::shared_ptr<const NamespaceData> n, std::unique_ptr<MappedBlocks> b)
+    : client(c), device(std::move(d)), ns(std::move(n)), blocks(std::move(b)) {
   for (std::size_t i = 0; i < blocks->block_count(); ++i) {
     messages.emplace_back(blocks->status(i).message());
   }
@@ -83,15 +83,17 @@ kvmill_code kvmill_map(kvmill_client* client, const kvmill_namespace* ns, const 
     KVMILL_RETURN_IF_ERROR(ReadOptions("options", options, &from));
     MapOptions to;
     KVMILL_ASSIGN_OR_RETURN(to.lease, LeaseOf(from.lease_ms));
+    KVMILL_RETURN_IF_ERROR(ToEnum("memory", from.memory, PageMemory::kGpu, &to.memory));
     KeyInputs* const inputs = operation.Keep(std::make_unique<KeyInputs>());
     KVMILL_ASSIGN_OR_RETURN(inputs->keys, KeysOf(keys, key_count));
     using Shared = std::shared_ptr<const MappedData>;
     return operation.Start<Shared>([&](const CallOptions& call_options, auto done) {
       client->client->MapAsync(
           ns->data->ns, inputs->keys, to, call_options,
-          [client, data = ns->data, done](absl::StatusOr<Client::MappedPtr> mapped) {
+          [client, device = client->device, data = ns->data,
+           done](absl::StatusOr<Client::MappedPtr> mapped) {
             if (!mapped.ok()) return done(mapped.status());
-            done(Shared(std::make_shared<MappedData>(client, data, *std::move(mapped))));
+            done(Shared(std::make_shared<MappedData>(client, device, data, *std::move(mapped))));
           });
     });
   });
@@ -174,6 +176,18 @@ kvmill_code kvmill_mapped_verify(const kvmill_mapped* mapped) {
   return Guard([&]() -> absl::Status {
     KVMILL_RETURN_IF_ERROR(CheckMapped(mapped));
     return mapped->data->blocks->VerifyContents();
+  });
+}
+
+kvmill_code kvmill_mapped_memory(const kvmill_mapped* mapped, size_t block, size_t layer,
+                                 uint32_t* tier) {
+  return Guard([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(CheckMapped(mapped));
+    if (tier == nullptr) return Null("tier");
+    const MappedData& data = *mapped->data;
+    KVMILL_RETURN_IF_ERROR(data.Page(block, layer).status());
+    *tier = static_cast<std::uint32_t>(data.blocks->memory(block, data.ns->layer_groups[layer]));
+    return absl::OkStatus();
   });
 }
 

@@ -119,6 +119,9 @@ struct kvmill_namespace {
 };
 
 struct kvmill_client {
+  // Null: none. Of the client, which goes first, and of its mapped blocks. In a child of fork() it
+  // is left alone.
+  std::shared_ptr<kvmill::Device> device;
   std::unique_ptr<kvmill::Client> client;
   pid_t pid = 0;
 };

@@ -25,11 +25,19 @@ static_assert(sizeof(kvmill_store_result) == 80 && sizeof(kvmill_fetch_result) =
 static_assert(sizeof(kvmill_block_result) == 40 && sizeof(kvmill_stat_result) == 120);
 static_assert(sizeof(kvmill_tier_usage) == 40);
 // Of 1.1.
-static_assert(sizeof(kvmill_client_options) == 56 && sizeof(kvmill_map_options) == 16);
+static_assert(offsetof(kvmill_client_options, session_tag) == 48 &&
+              offsetof(kvmill_map_options, lease_ms) == 8);
 static_assert(sizeof(kvmill_page) == 32 && sizeof(kvmill_mapped_head) == 24);
 static_assert(sizeof(kvmill_attention) == 96 && offsetof(kvmill_attention, soft_cap) == 88);
-static_assert(sizeof(kvmill_session_event) == 24 && sizeof(kvmill_engine_geometry) == 48);
+static_assert(sizeof(kvmill_session_event) == 24 &&
+              offsetof(kvmill_engine_geometry, assembling_boot_id) == 40);
 static_assert(sizeof(kvmill_engine_layers) == 104 && sizeof(kvmill_engine_place) == 16);
+
+// Of 2.1.
+static_assert(sizeof(kvmill_client_options) == 64 && sizeof(kvmill_map_options) == 24);
+static_assert(sizeof(kvmill_engine_geometry) == 64 && sizeof(kvmill_region_source) == 112);
+static_assert(offsetof(kvmill_region_source, handle) == 32 && sizeof(kvmill_page_numbers) == 16);
+static_assert(sizeof(kvmill_page_block) == 64 && sizeof(kvmill_page_store_options) == 32);
 
 TEST_F(Arguments, VersionsAndNamesAreThere) {
   EXPECT_EQ(kvmill_abi_version(), (std::uint32_t{KVMILL_ABI_MAJOR} << 16) + KVMILL_ABI_MINOR);
