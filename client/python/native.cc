@@ -64,6 +64,7 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("fd", &Queue::fd)
       .def_property_readonly("running", &Queue::running)
       .def("take", &Queue::Take);
+  AddEngine(m);
   AddMapped(m);
   AddClient(m);
 }

@@ -41,6 +41,7 @@ T ToInt(py::handle value, const char* what) {
 struct Pending {
   Pins pins;
   std::vector<std::vector<void*>> pages;
+  std::vector<py::object> kept;
 };
 
 class Namespace {
@@ -99,6 +100,7 @@ std::vector<kvmill_key> ToKeys(const py::sequence& keys);
 std::shared_ptr<class Mapped> MappedOf(const kvmill_result* result);
 
 void AddClient(py::module_& m);
+void AddEngine(py::module_& m);
 void AddMapped(py::module_& m);
 
 }  // namespace kvmill::python

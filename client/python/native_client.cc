@@ -1,8 +1,12 @@
 // Clients: each call starts one operation of the C ABI.
+#include <pybind11/stl.h>
+
+#include <optional>
 #include <utility>
 
 #include "client/kvmill_engine.h"
 #include "client/kvmill_map.h"
+#include "client/python/engine.h"
 #include "client/python/mapped.h"
 #include "client/python/native.h"
 
@@ -18,81 +22,12 @@ void CheckName(const std::string& name) {
   if (name.find('\0') != std::string::npos) Invalid("a name with a zero character");
 }
 
-// (regions, layers, assembling_boot_id) as the C ABI's structs.
-class Geometry {
- public:
-  explicit Geometry(const py::tuple& from)
-      : boot_id_(from[2].cast<std::string>()), geometry_(Init<kvmill_engine_geometry>()) {
-    if (boot_id_.find('\0') != std::string::npos) Invalid("a boot id with a zero character");
-    for (const py::handle item : py::cast<py::sequence>(from[0])) {
-      const auto region = py::cast<py::tuple>(item);
-      regions_.push_back(
-          {ToInt<std::uint64_t>(region[0], "base"), ToInt<std::uint64_t>(region[1], "bytes")});
-    }
-    const auto all = py::cast<py::sequence>(from[1]);
-    places_.reserve(2 * all.size());
-    for (const py::handle item : all) AddLayers(py::cast<py::tuple>(item));
-    geometry_.regions = regions_.data();
-    geometry_.region_count = regions_.size();
-    geometry_.layers = layers_.data();
-    geometry_.layers_count = layers_.size();
-    geometry_.assembling_boot_id = boot_id_.c_str();
-  }
-  Geometry(const Geometry&) = delete;
-  Geometry& operator=(const Geometry&) = delete;
-  const kvmill_engine_geometry& get() const { return geometry_; }
-
- private:
-  const kvmill_engine_place* AddPlaces(const py::sequence& from) {
-    std::vector<kvmill_engine_place>& places = places_.emplace_back();
-    for (const py::handle item : from) {
-      const auto place = py::cast<py::tuple>(item);
-      places.push_back({ToInt<std::uint64_t>(place[1], "offset_bytes"),
-                        ToInt<std::uint32_t>(place[0], "region"), 0});
-    }
-    return places.data();
-  }
-
-  void AddLayers(const py::tuple& from) {
-    auto to = Init<kvmill_engine_layers>();
-    const auto keys = py::cast<py::sequence>(from[0]);
-    const auto values = py::cast<py::sequence>(from[1]);
-    if (values.size() != 0 && values.size() != keys.size()) {
-      Invalid(std::to_string(values.size()) + " values, want none or one for each of " +
-              std::to_string(keys.size()) + " keys");
-    }
-    to.layer_count = keys.size();
-    to.keys = AddPlaces(keys);
-    to.values = values.size() == 0 ? nullptr : AddPlaces(values);
-    to.page_count = ToInt<std::uint64_t>(from[2], "page_count");
-    to.page_bytes = ToInt<std::uint64_t>(from[3], "page_bytes");
-    to.page_stride_bytes = ToInt<std::uint64_t>(from[4], "page_stride_bytes");
-    to.token_stride_bytes = ToInt<std::uint64_t>(from[5], "token_stride_bytes");
-    to.head_stride_bytes = ToInt<std::uint64_t>(from[6], "head_stride_bytes");
-    to.group = ToInt<std::uint32_t>(from[7], "group");
-    to.layer_begin = ToInt<std::uint32_t>(from[8], "layer_begin");
-    to.element = ToInt<std::uint32_t>(from[9], "element");
-    to.block_tokens = ToInt<std::uint32_t>(from[10], "block_tokens");
-    to.head_dim = ToInt<std::uint32_t>(from[11], "head_dim");
-    to.head_begin = ToInt<std::uint32_t>(from[12], "head_begin");
-    to.head_count = ToInt<std::uint32_t>(from[13], "head_count");
-    to.page_tokens = ToInt<std::uint32_t>(from[14], "page_tokens");
-    layers_.push_back(to);
-  }
-
-  std::string boot_id_;
-  std::vector<kvmill_engine_region> regions_;
-  std::vector<std::vector<kvmill_engine_place>> places_;
-  std::vector<kvmill_engine_layers> layers_;
-  kvmill_engine_geometry geometry_;
-};
-
 class Client {
  public:
   // What the session has to say comes out of `session`, with tag 0.
   Client(const std::string& address, std::uint64_t timeout_ms, const py::object& path,
          bool plaintext, const py::object& encode_in, const py::object& encode_threads,
-         const Queue& session) {
+         const std::optional<std::string>& device, const Queue& session) {
     if (address.find('\0') != std::string::npos) Invalid("an address with a zero character");
     auto options = Init<kvmill_client_options>();
     options.address = address.c_str();
@@ -101,6 +36,10 @@ class Client {
     options.data_plane_plaintext = plaintext ? 1 : 0;
     options.encode_in = ToInt<std::uint32_t>(encode_in, "encode_in");
     options.encode_threads = ToInt<std::uint32_t>(encode_threads, "encode_threads");
+    if (device.has_value()) {
+      if (device->find('\0') != std::string::npos) Invalid("a device with a zero character");
+      options.device = device->c_str();
+    }
     options.session_queue = session.get();
     Need(kvmill_client_create(&options, &client_));
   }
@@ -330,10 +269,11 @@ class Client {
   }
 
   std::uint64_t Map(Queue& queue, const Namespace& ns, const py::sequence& keys,
-                    std::uint64_t lease_ms, std::uint64_t timeout_ms) {
+                    std::uint64_t lease_ms, const py::object& memory, std::uint64_t timeout_ms) {
     const std::vector<kvmill_key> views = ToKeys(keys);
     auto options = Init<kvmill_map_options>();
     options.lease_ms = lease_ms;
+    options.memory = ToInt<std::uint32_t>(memory, "memory");
     return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
       return kvmill_map(get(), ns.get(), views.data(), views.size(), &options, call, queue.get(),
                         tag);
@@ -350,8 +290,72 @@ class Client {
   std::uint64_t RegisterMemory(Queue& queue, const Namespace& ns, const py::tuple& geometry,
                                std::uint64_t timeout_ms) {
     const Geometry to(geometry);
+    auto pending = std::make_unique<Pending>();
+    pending->kept = to.memories();
+    return Start(
+        timeout_ms,
+        [&](const kvmill_call_options* call, std::uint64_t tag) {
+          return kvmill_register_memory(get(), ns.get(), &to.get(), call, queue.get(), tag);
+        },
+        std::move(pending));
+  }
+
+  // (handle, allocation_bytes, offset_bytes, device) of memory of the client's device.
+  py::tuple ExportMemory(const py::object& address, const py::object& bytes) const {
+    auto source = Init<kvmill_region_source>();
+    Need(kvmill_export_memory(
+        get(), reinterpret_cast<const void*>(ToInt<std::uintptr_t>(address, "address")),
+        ToInt<std::size_t>(bytes, "bytes"), &source));
+    return py::make_tuple(
+        py::bytes(reinterpret_cast<const char*>(source.handle), sizeof(source.handle)),
+        source.allocation_bytes, source.offset_bytes,
+        py::bytes(reinterpret_cast<const char*>(source.device), sizeof(source.device)));
+  }
+
+  // `blocks`: (key, parent, token_count, block_index, pages of each layer group) each.
+  // `ready_layers` None: all.
+  std::uint64_t StorePages(Queue& queue, const Namespace& ns, const py::object& registration,
+                           const py::sequence& blocks, const py::object& request,
+                           const py::object& ready_layers, bool wait_durable,
+                           std::uint64_t timeout_ms) {
+    const PageBlocks to(blocks);
+    auto options = Init<kvmill_page_store_options>();
+    options.request = ToInt<std::uint64_t>(request, "request");
+    if (!ready_layers.is_none()) {
+      options.by_layer = 1;
+      options.ready_layers = ToInt<std::uint32_t>(ready_layers, "ready_layers");
+    }
+    options.wait_durable = wait_durable ? 1 : 0;
+    const auto number = ToInt<std::uint64_t>(registration, "registration");
     return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
-      return kvmill_register_memory(get(), ns.get(), &to.get(), call, queue.get(), tag);
+      return kvmill_store_pages(get(), ns.get(), number, to.data(), to.size(), &options, call,
+                                queue.get(), tag);
+    });
+  }
+
+  void ReadyPages(const py::object& request, const py::object& layers) {
+    Need(kvmill_ready_pages(get(), ToInt<std::uint64_t>(request, "request"),
+                            ToInt<std::uint32_t>(layers, "layers")));
+  }
+
+  std::uint64_t FlushPages(Queue& queue, const py::object& request, std::uint64_t timeout_ms) {
+    const auto number = ToInt<std::uint64_t>(request, "request");
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_flush_pages(get(), number, call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t FlushBlocks(Queue& queue, const py::sequence& keys, std::uint64_t timeout_ms) {
+    const std::vector<kvmill_key> views = ToKeys(keys);
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_flush_blocks(get(), views.data(), views.size(), call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t CancelPages(Queue& queue, const py::object& request, std::uint64_t timeout_ms) {
+    const auto number = ToInt<std::uint64_t>(request, "request");
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_cancel_pages(get(), number, call, queue.get(), tag);
     });
   }
 
@@ -409,7 +413,7 @@ class Client {
 void AddClient(py::module_& m) {
   py::class_<Client>(m, "Client")
       .def(py::init<const std::string&, std::uint64_t, const py::object&, bool, const py::object&,
-                    const py::object&, const Queue&>())
+                    const py::object&, const std::optional<std::string>&, const Queue&>())
       .def("close", &Client::Close)
       .def_property_readonly("closed", &Client::closed)
       .def_property_readonly("boot_id", &Client::boot_id)
@@ -425,6 +429,12 @@ void AddClient(py::module_& m) {
       .def("renew", &Client::Renew)
       .def("register_memory", &Client::RegisterMemory)
       .def("unregister_memory", &Client::UnregisterMemory)
+      .def("export_memory", &Client::ExportMemory)
+      .def("store_pages", &Client::StorePages)
+      .def("ready_pages", &Client::ReadyPages)
+      .def("flush_pages", &Client::FlushPages)
+      .def("flush_blocks", &Client::FlushBlocks)
+      .def("cancel_pages", &Client::CancelPages)
       .def("clear", &Client::Clear)
       .def("flush", &Client::Flush)
       .def("stat", &Client::Stat);

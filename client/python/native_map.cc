@@ -15,6 +15,25 @@ struct Memory {
   std::size_t bytes;
 };
 
+// Some of the memory of the daemon's GPU: an address of the client's device.
+struct DeviceMemory {
+  MappedPtr mapped;
+  const void* data;
+  std::size_t bytes;
+};
+
+bool IsOnGpu(const Mapped& mapped, std::size_t block, std::size_t layer) {
+  std::uint32_t tier = 0;
+  Need(kvmill_mapped_memory(mapped.get(), block, layer, &tier));
+  return tier == KVMILL_TIER_GPU;
+}
+
+// Whichever of them it is.
+py::object MemoryOf(const MappedPtr& mapped, bool on_gpu, const void* data, std::size_t bytes) {
+  if (on_gpu) return py::cast(DeviceMemory{mapped, data, bytes});
+  return py::cast(Memory{mapped, data, bytes});
+}
+
 py::list BlocksOf(const Mapped& mapped) {
   py::list blocks;
   for (std::size_t i = 0; i < kvmill_mapped_block_count(mapped.get()); ++i) {
@@ -26,11 +45,12 @@ py::list BlocksOf(const Mapped& mapped) {
   return blocks;
 }
 
-Memory PageOf(const MappedPtr& mapped, const py::object& block, const py::object& layer) {
+py::object PageOf(const MappedPtr& mapped, const py::object& block, const py::object& layer) {
+  const auto b = ToInt<std::size_t>(block, "block");
+  const auto l = ToInt<std::size_t>(layer, "layer");
   auto page = Init<kvmill_page>();
-  Need(kvmill_mapped_page(mapped->get(), ToInt<std::size_t>(block, "block"),
-                          ToInt<std::size_t>(layer, "layer"), &page));
-  return {mapped, page.data, page.bytes};
+  Need(kvmill_mapped_page(mapped->get(), b, l, &page));
+  return MemoryOf(mapped, IsOnGpu(*mapped, b, l), page.data, page.bytes);
 }
 
 // (kind, memory or None, tokens) of each head.
@@ -38,13 +58,14 @@ py::list HeadsOf(const MappedPtr& mapped, const Namespace& ns, const py::object&
                  const py::object& layer) {
   const auto l = ToInt<std::size_t>(layer, "layer");
   std::vector<kvmill_mapped_head> heads(l < ns.layer_count() ? ns.group_of(l).kv_heads : 1);
-  Need(kvmill_mapped_heads(mapped->get(), l, ToInt<std::size_t>(block, "block"), 1, heads.data(),
-                           heads.size()));
+  const auto b = ToInt<std::size_t>(block, "block");
+  Need(kvmill_mapped_heads(mapped->get(), l, b, 1, heads.data(), heads.size()));
+  const bool on_gpu = IsOnGpu(*mapped, b, l);
   py::list list;
   for (const kvmill_mapped_head& head : heads) {
     const py::object memory = head.data == nullptr
                                   ? py::object(py::none())
-                                  : py::cast(Memory{mapped, head.data, head.bytes});
+                                  : MemoryOf(mapped, on_gpu, head.data, head.bytes);
     list.append(py::make_tuple(head.kind, memory, head.tokens));
   }
   return list;
@@ -138,9 +159,21 @@ void AddMapped(py::module_& m) {
     return py::buffer_info(const_cast<void*>(memory.data), 1, "B", 1, {bytes}, {py::ssize_t{1}},
                            /*readonly=*/true);
   });
+  py::class_<DeviceMemory>(m, "DeviceMemory")
+      .def_property_readonly(
+          "address",
+          [](const DeviceMemory& memory) { return reinterpret_cast<std::uintptr_t>(memory.data); })
+      .def_property_readonly("bytes", [](const DeviceMemory& memory) { return memory.bytes; });
   py::class_<Mapped, MappedPtr>(m, "Mapped")
       .def("blocks", &BlocksOf)
       .def("page", &PageOf)
+      .def("memory",
+           [](const Mapped& mapped, const py::object& block, const py::object& layer) {
+             std::uint32_t tier = 0;
+             Need(kvmill_mapped_memory(mapped.get(), ToInt<std::size_t>(block, "block"),
+                                       ToInt<std::size_t>(layer, "layer"), &tier));
+             return tier;
+           })
       .def("heads", &HeadsOf)
       .def("check", &Check)
       .def("verify", &Verify)

@@ -88,6 +88,7 @@ py::object ValueOf(kvmill_operation operation, const kvmill_result* result) {
     case KVMILL_LOOKUP:
       return LookupOf(result);
     case KVMILL_STORE:
+    case KVMILL_STORE_PAGES:
       return StoreOf(result);
     case KVMILL_FETCH:
       return FetchOf(result);
@@ -99,6 +100,8 @@ py::object ValueOf(kvmill_operation operation, const kvmill_result* result) {
       return SessionEventOf(result);
     case KVMILL_RENEW:
     case KVMILL_UNREGISTER_MEMORY:
+    case KVMILL_FLUSH_PAGES:
+    case KVMILL_CANCEL_PAGES:
       return py::none();
     default:
       std::uint64_t count = 0;

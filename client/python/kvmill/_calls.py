@@ -7,10 +7,10 @@ import weakref
 from typing import Any, Callable, Generic, Iterable, Optional, Sequence, Tuple, TypeVar
 
 from kvmill import _native
+from kvmill._engine import DeviceHandle, EngineGeometry, EnginePlace, PageBlock, region_fields
 from kvmill._errors import Error, error_of
 from kvmill._mapped import Mapped, native_of
-from kvmill._types import (Block, EngineGeometry, EnginePlace, FetchedBlock, FetchResult, Frame, KV, LookupResult, Namespace,
-                           NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
+from kvmill._types import (Block, FetchedBlock, FetchResult, Frame, KV, LookupResult, MapMemory, Namespace, NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
                            Tail, Tier, TierUsage)
 
 T = TypeVar("T")
@@ -133,12 +133,14 @@ def touch(client: _native.Client, ns: Namespace, keys: Sequence[bytes], timeout:
     return Call(lambda queue: client.touch(queue, _of(ns), keys, milliseconds(timeout)), int)
 
 
-def map_blocks(owner: Any, client: _native.Client, ns: Namespace, keys: Sequence[bytes], lease: float,
+def map_blocks(owner: Any, client: _native.Client, ns: Namespace, keys: Sequence[bytes], lease: float, memory: MapMemory,
                timeout: Optional[float]) -> Call[Mapped]:
     # What waits for the result must not keep the client; the result does, since its leases end with it.
     client_of_result = weakref.ref(owner)
-    return Call(lambda queue: client.map(queue, _of(ns), keys, milliseconds(lease, "lease"), milliseconds(timeout)),
-                lambda native: Mapped(native, ns, client_of_result()))
+    is_cuda = owner.device not in (None, "host")
+    return Call(
+        lambda queue: client.map(queue, _of(ns), keys, milliseconds(lease, "lease"), int(memory), milliseconds(timeout)),
+        lambda native: Mapped(native, ns, client_of_result(), is_cuda))
 
 
 def renew(client: _native.Client, mapped: Mapped, lease: float, timeout: Optional[float]) -> Call[None]:
@@ -155,12 +157,39 @@ def register_memory(client: _native.Client, ns: Namespace, geometry: EngineGeome
     layers = [(_places(l.keys), _places(l.values), l.page_count, l.page_bytes, l.page_stride_bytes, l.token_stride_bytes,
                l.head_stride_bytes, l.group, l.layer_begin, int(l.element), l.block_tokens, l.head_dim, l.head_begin,
                l.head_count, l.page_tokens) for l in geometry.layers]
-    fields = ([(region.base, region.bytes) for region in geometry.regions], layers, geometry.assembling_boot_id)
+    fields = ([region_fields(region) for region in geometry.regions], layers, geometry.assembling_boot_id)
     return Call(lambda queue: client.register_memory(queue, _of(ns), fields, milliseconds(timeout)), int)
 
 
 def unregister_memory(client: _native.Client, registration: int, timeout: Optional[float]) -> Call[None]:
     return Call(lambda queue: client.unregister_memory(queue, registration, milliseconds(timeout)), lambda _: None)
+
+
+def export_memory(client: _native.Client, address: int, nbytes: int) -> DeviceHandle:
+    handle, allocation_bytes, offset, device = client.export_memory(address, nbytes)
+    return DeviceHandle(handle, allocation_bytes, offset, device)
+
+
+def store_pages(client: _native.Client, ns: Namespace, registration: int, blocks: Iterable[PageBlock], request: int,
+                ready_layers: Optional[int], wait_durable: bool, timeout: Optional[float]) -> Call[StoreResult]:
+    _of(ns)
+    rows = [(block.key, block.parent, ns.spec.block_tokens if block.token_count is None else block.token_count,
+             block.block_index, block.pages) for block in blocks]
+    return Call(
+        lambda queue: client.store_pages(queue, _of(ns), registration, rows, request, ready_layers, wait_durable,
+                                         milliseconds(timeout)), _store_result)
+
+
+def flush_pages(client: _native.Client, request: int, timeout: Optional[float]) -> Call[None]:
+    return Call(lambda queue: client.flush_pages(queue, request, milliseconds(timeout)), lambda _: None)
+
+
+def flush_blocks(client: _native.Client, keys: Sequence[bytes], timeout: Optional[float]) -> Call[None]:
+    return Call(lambda queue: client.flush_blocks(queue, keys, milliseconds(timeout)), lambda _: None)
+
+
+def cancel_pages(client: _native.Client, request: int, timeout: Optional[float]) -> Call[None]:
+    return Call(lambda queue: client.cancel_pages(queue, request, milliseconds(timeout)), lambda _: None)
 
 
 def clear(client: _native.Client, ns: Namespace, timeout: Optional[float]) -> Call[int]:

@@ -11,10 +11,10 @@ from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterable, List, Op
 
 from kvmill import _calls, _native
 from kvmill._calls import Call
+from kvmill._engine import DeviceHandle, EngineGeometry, PageBlock
 from kvmill._errors import Code, FailedPreconditionError
 from kvmill._mapped import Mapped
-from kvmill._types import (Block, DataPath, EncodeIn, EngineGeometry, FetchResult, Frame, LookupResult, Namespace,
-                           NamespaceSpec, SessionEvent, Stat, StoreResult, Tail)
+from kvmill._types import (Block, DataPath, EncodeIn, FetchResult, Frame, LookupResult, MapMemory, Namespace, NamespaceSpec, SessionEvent, Stat, StoreResult, Tail)
 
 T = TypeVar("T")
 
@@ -32,10 +32,11 @@ def _close_all() -> None:
 
 class _Base:
     def __init__(self, address: str, timeout: float, path: DataPath, plaintext: bool, encode_in: EncodeIn,
-                 encode_threads: int) -> None:
+                 encode_threads: int, device: Optional[str]) -> None:
         self._events = _native.Queue()  # Of the session.
         self._native = _native.Client(address, _calls.milliseconds(timeout), path, plaintext, encode_in, encode_threads,
-                                      self._events)
+                                      device, self._events)
+        self._device = device
         self._address = address
         self._pid = os.getpid()
         _open.add(self)
@@ -52,8 +53,24 @@ class _Base:
         return self._native.ucx_transport
 
     @property
+    def device(self) -> Optional[str]:
+        """As it was given."""
+        return self._device
+
+    @property
     def closed(self) -> bool:
         return self._native.closed
+
+    def export_memory(self, address: int, nbytes: int) -> DeviceHandle:
+        """Names memory of the client's device that this process allocated with cudaMalloc, or a library of its did (that of
+        a torch tensor: `tensor.data_ptr()`). InvalidArgumentError for other memory; FailedPreconditionError without a
+        device."""
+        return _calls.export_memory(self._native, address, nbytes)
+
+    def ready_pages(self, request: int, layers: int) -> None:
+        """Layers of the model below `layers` have their values in the pages, for all running `store_pages` of the request.
+        Of memory of a GPU: the work that writes them has ended there. Waits for nobody."""
+        self._native.ready_pages(request, layers)
 
     def __repr__(self) -> str:
         return f"<kvmill.{type(self).__name__} {self._address!r}{' closed' if self.closed else ''}>"
@@ -72,14 +89,16 @@ class Client(_Base):
         plaintext: UCX without encryption; must be what the daemon was started with.
         encode_in: Where 16-bit values become tiles.
         encode_threads: That encode, and that verify what UCX brought. 0: one a core, up to 4.
+        device: The GPU that reads blocks which `map` leaves on the daemon's: "cuda", "cuda:N", or "host", which stands in
+            for one in tests. UnavailableError says what is missing.
 
     Memory that is passed in is used in place and must not change until the call returns. After fork() a child makes a
     client of its own; the parent's raises FailedPreconditionError there. Errors are subclasses of Error.
     """
 
     def __init__(self, address: str, timeout: float = 10.0, *, path: DataPath = DataPath.AUTO, plaintext: bool = False,
-                 encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0) -> None:
-        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads)
+                 encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0, device: Optional[str] = None) -> None:
+        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads, device)
         self._idle: List[_native.Queue] = []
         self._abandoned: List[_native.Queue] = []  # Of calls that a signal interrupted, and that may still run.
 
@@ -162,14 +181,17 @@ class Client(_Base):
         """Tells eviction that the blocks were used; returns how many (block, layer group)s of them are in memory."""
         return self._run(_calls.touch(self._native, ns, keys, timeout))
 
-    def map(self, ns: Namespace, keys: Sequence[bytes], *, lease: float = 10.0, timeout: Optional[float] = None) -> Mapped:
+    def map(self, ns: Namespace, keys: Sequence[bytes], *, lease: float = 10.0, memory: MapMemory = MapMemory.HOST,
+            timeout: Optional[float] = None) -> Mapped:
         """Leases on blocks, and their pages as memory of this process; only on the daemon's socket. Blocks that are only on
         disk are loaded first; each has an error of its own.
 
         Args:
             lease: Seconds from now. The daemon has a limit (60).
+            memory: Other than HOST with the client's `device` only: FailedPreconditionError without, and of blocks that
+                this device cannot have.
         """
-        return self._run(_calls.map_blocks(self, self._native, ns, keys, lease, timeout))
+        return self._run(_calls.map_blocks(self, self._native, ns, keys, lease, memory, timeout))
 
     def renew(self, mapped: Mapped, lease: float = 10.0, *, timeout: Optional[float] = None) -> None:
         """Makes the leases of blocks that this client mapped last `lease` seconds from now. AbortedError when one had ended
@@ -182,8 +204,40 @@ class Client(_Base):
         return self._run(_calls.register_memory(self._native, ns, geometry, timeout))
 
     def unregister_memory(self, registration: int, *, timeout: Optional[float] = None) -> None:
-        """NotFoundError when the session has no such registration."""
+        """Nobody reads its pages any more when this returns. NotFoundError when the session has no such registration."""
         return self._run(_calls.unregister_memory(self._native, registration, timeout))
+
+    def store_pages(self, ns: Namespace, registration: int, blocks: Sequence[PageBlock], *, request: int = 0,
+                    ready_layers: Optional[int] = None, wait_durable: bool = False,
+                    timeout: Optional[float] = None) -> StoreResult:
+        """Stores blocks from registered pages, which the daemon, on this node, reads in place; only on its socket.
+
+        Args:
+            registration: What register_memory returned, of a geometry whose regions have a `memory` or a `device`.
+            request: The engine's name for what the blocks belong to, for ready_pages, flush_pages and cancel_pages.
+            ready_layers: Layers of the model below this number have their values in the pages; the others are read when
+                `ready_pages` (of another thread) said so. None: all have. The call lasts until the last one is stored.
+
+        Pages are free, that is, nobody reads them and nobody will, when this returns, or raises anything but
+        DeadlineExceededError; and when flush_pages, flush_blocks, cancel_pages or unregister_memory return. Until then
+        values that are ready must stay. Results as those of `store`; blocks that were given up have CallCancelledError.
+        """
+        return self._run(
+            _calls.store_pages(self._native, ns, registration, blocks, request, ready_layers, wait_durable, timeout))
+
+    def flush_pages(self, request: int, *, timeout: Optional[float] = None) -> None:
+        """Returns when the pages of all running store_pages of the request are free. Blocks whose values are all ready are
+        stored first, the others are given up. After DeadlineExceededError the daemon may still read: ask again."""
+        return self._run(_calls.flush_pages(self._native, request, timeout))
+
+    def flush_blocks(self, keys: Sequence[bytes], *, timeout: Optional[float] = None) -> None:
+        """The same of these blocks, whosever."""
+        return self._run(_calls.flush_blocks(self._native, keys, timeout))
+
+    def cancel_pages(self, request: int, *, timeout: Optional[float] = None) -> None:
+        """Gives up what is not stored yet of all running store_pages of the request, and returns when their pages are
+        free. After DeadlineExceededError the daemon may still read: ask again."""
+        return self._run(_calls.cancel_pages(self._native, request, timeout))
 
     def session_event(self, *, timeout: Optional[float] = None) -> Optional[SessionEvent]:
         """Waits for what the daemon says without being asked; None when nothing came within `timeout` seconds (None: for
@@ -225,8 +279,8 @@ class AsyncClient(_Base):
     """
 
     def __init__(self, address: str, timeout: float = 10.0, *, path: DataPath = DataPath.AUTO, plaintext: bool = False,
-                 encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0) -> None:
-        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads)
+                 encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0, device: Optional[str] = None) -> None:
+        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads, device)
         self._queue = _native.Queue()
         self._told: Deque[SessionEvent] = collections.deque()
         self._telling = asyncio.Event()  # Made again for each loop.
@@ -337,10 +391,10 @@ class AsyncClient(_Base):
         """As Client.touch."""
         return await self._run(_calls.touch(self._native, ns, keys, timeout))
 
-    async def map(self, ns: Namespace, keys: Sequence[bytes], *, lease: float = 10.0,
+    async def map(self, ns: Namespace, keys: Sequence[bytes], *, lease: float = 10.0, memory: MapMemory = MapMemory.HOST,
                   timeout: Optional[float] = None) -> Mapped:
         """As Client.map: `with await client.map(ns, keys) as mapped: ...`"""
-        return await self._run(_calls.map_blocks(self, self._native, ns, keys, lease, timeout))
+        return await self._run(_calls.map_blocks(self, self._native, ns, keys, lease, memory, timeout))
 
     async def renew(self, mapped: Mapped, lease: float = 10.0, *, timeout: Optional[float] = None) -> None:
         """As Client.renew."""
@@ -353,6 +407,26 @@ class AsyncClient(_Base):
     async def unregister_memory(self, registration: int, *, timeout: Optional[float] = None) -> None:
         """As Client.unregister_memory."""
         return await self._run(_calls.unregister_memory(self._native, registration, timeout))
+
+    async def store_pages(self, ns: Namespace, registration: int, blocks: Sequence[PageBlock], *, request: int = 0,
+                          ready_layers: Optional[int] = None, wait_durable: bool = False,
+                          timeout: Optional[float] = None) -> StoreResult:
+        """As Client.store_pages. With `ready_layers`, `ready_pages` is called by the same loop. A task that is cancelled
+        does not end the store: cancel_pages does, and says when the pages are free."""
+        return await self._run(
+            _calls.store_pages(self._native, ns, registration, blocks, request, ready_layers, wait_durable, timeout))
+
+    async def flush_pages(self, request: int, *, timeout: Optional[float] = None) -> None:
+        """As Client.flush_pages."""
+        return await self._run(_calls.flush_pages(self._native, request, timeout))
+
+    async def flush_blocks(self, keys: Sequence[bytes], *, timeout: Optional[float] = None) -> None:
+        """As Client.flush_blocks."""
+        return await self._run(_calls.flush_blocks(self._native, keys, timeout))
+
+    async def cancel_pages(self, request: int, *, timeout: Optional[float] = None) -> None:
+        """As Client.cancel_pages."""
+        return await self._run(_calls.cancel_pages(self._native, request, timeout))
 
     async def session_event(self, *, timeout: Optional[float] = None) -> Optional[SessionEvent]:
         """As Client.session_event."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Optional, Sequence, Tuple, Type
 
 from kvmill import _native
 from kvmill._errors import Error, error_of
@@ -31,14 +31,46 @@ class MappedBlock:
         return self.error is None
 
 
+class DeviceArray:
+    """Bytes of a block on the daemon's GPU, in place, to be read by kernels on the client's device.
+
+    For whoever takes the CUDA array interface (`torch.as_tensor(array, device="cuda")`, cupy.asarray): read-only bytes. What a
+    kernel read counts when its stream was synchronized and `Mapped.check()` raised nothing afterwards. Keeps the memory
+    mapped.
+    """
+
+    def __init__(self, memory: _native.DeviceMemory, is_cuda: bool) -> None:
+        self._memory = memory
+        self._is_cuda = is_cuda
+
+    @property
+    def address(self) -> int:
+        """In the device's memory."""
+        return self._memory.address
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.bytes
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        if not self._is_cuda:
+            raise AttributeError("the client's device is host memory that stands in for a GPU")
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, True), "strides": None, "version": 3}
+
+    def __repr__(self) -> str:
+        return f"<kvmill.DeviceArray {self.nbytes} bytes at {self.address:#x}>"
+
+
 @dataclasses.dataclass(frozen=True)
 class MappedHead:
-    """One KV head of one block, in place: read-only numpy arrays.
+    """One KV head of one block, in place: read-only numpy arrays, or a DeviceArray.
 
     Attributes:
         data: Its bytes: a record, or K and V in 16 bits; None when absent.
         tokens: block_tokens, or less in a tail.
-        k, v: Of a RAW head [tokens, head_dim] of float16, or of uint16 with the bits of bfloat16; else None.
+        k, v: Of a RAW head [tokens, head_dim] of float16, or of uint16 with the bits of bfloat16; else None, as of a head
+            on the GPU, where K comes first in `data`.
     """
 
     kind: HeadKind
@@ -65,8 +97,9 @@ class Mapped:
     parent's ends the process. Not picklable: another process maps for itself.
     """
 
-    def __init__(self, native: _native.Mapped, ns: Namespace, client: Any) -> None:
+    def __init__(self, native: _native.Mapped, ns: Namespace, client: Any, is_cuda: bool = False) -> None:
         self._native = native
+        self._is_cuda = is_cuda
         self._ns = ns
         self._client = client
         self._blocks = tuple(MappedBlock(error_of(code, message, retry) if code else None, Tier(tier), tokens)
@@ -86,10 +119,15 @@ class Mapped:
         """Until `check()` can no longer succeed; 0 when that is past."""
         return self._native.left_ms / 1000
 
+    def memory(self, block: int, layer: int) -> Tier:
+        """Where the pages of a layer of a block are: Tier.HOST, or Tier.GPU. Raises the block's error when it is not
+        there."""
+        return Tier(self._native.memory(block, layer))
+
     def page(self, block: int, layer: int) -> Any:
-        """The page of a layer, as docs/formats.md has it: a read-only numpy array of uint8, in place. Raises the block's
-        error when it is not there."""
-        return _array(self._native.page(block, layer))
+        """The page of a layer, as docs/formats.md has it: a read-only numpy array of uint8, in place; of a page on the GPU a
+        DeviceArray. Raises the block's error when it is not there."""
+        return self._show(self._native.page(block, layer))
 
     def heads(self, block: int, layer: int) -> Sequence[MappedHead]:
         """The KV heads of a layer of a block, in place."""
@@ -97,13 +135,16 @@ class Mapped:
 
         heads = []
         for kind, memory, tokens in self._native.heads(self._ns._native, block, layer):  # pylint: disable=protected-access
-            data = None if memory is None else _array(memory)
+            data = None if memory is None else self._show(memory)
             k = v = None
-            if kind == HeadKind.RAW:
+            if kind == HeadKind.RAW and not isinstance(data, DeviceArray):
                 dtype = numpy.float16 if self._ns.spec.source_dtype == DType.FLOAT16 else numpy.uint16
                 k, v = data.view(dtype).reshape(2, tokens, -1)
             heads.append(MappedHead(HeadKind(kind), data, tokens, k, v))
         return heads
+
+    def _show(self, memory: Any) -> Any:
+        return DeviceArray(memory, self._is_cuda) if isinstance(memory, _native.DeviceMemory) else _array(memory)
 
     def check(self, first: int = 0, count: Optional[int] = None) -> None:
         """Raises AbortedError unless everything that was read so far of these blocks (all of them) was right; after
@@ -127,6 +168,8 @@ class Mapped:
                head_begin: int = 0, head_count: int = 0, window_tokens: int = 0, scale: float = 0.0,
                soft_cap: float = 0.0) -> Tuple[Any, Any]:
         """Decode attention over the blocks, which are consecutive ones of a sequence; only the last may be a tail.
+
+        Of blocks in host memory: FailedPreconditionError names one that is on the GPU.
 
         Runs on the calling thread with the GIL released (`asyncio.to_thread` in an event loop), and checks the blocks
         before it returns: what it returns is right.

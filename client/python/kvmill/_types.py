@@ -50,6 +50,15 @@ class DataPath(enum.IntEnum):
     UCX = 2
 
 
+class MapMemory(enum.IntEnum):
+    """Which memory blocks are mapped in. IN_PLACE: where they are, in host memory or on the daemon's GPU. GPU: there; they
+    are brought to it first."""
+
+    HOST = 0
+    IN_PLACE = 1
+    GPU = 2
+
+
 class EncodeIn(enum.IntEnum):
     """Where 16-bit values become tiles. AUTO: here for a daemon that is not local, so that only tiles travel."""
 
@@ -230,61 +239,6 @@ class EngineElement(enum.IntEnum):
     FLOAT16 = 0
     BFLOAT16 = 1
     RECORDS = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineRegion:
-    """Consecutive bytes; `base` is an address in this process."""
-
-    base: int
-    bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class EnginePlace:
-    """Where page 0 of a layer's K (or V, or records) lies; `region` counts in EngineGeometry.regions."""
-
-    region: int
-    offset_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineLayers:
-    """The layers of one layer group that this rank holds; client/kvmill_engine.h has the formula.
-
-    Attributes:
-        keys: One for each layer, from layer_begin of the group on; for records these too.
-        values: As many; none for records.
-        page_bytes: With contents, padding inside included.
-        page_stride_bytes: From one page to the next, padding behind included.
-        head_begin, head_count: Of the model's heads: a tensor-parallel rank's range.
-    """
-
-    keys: Sequence[EnginePlace]
-    values: Sequence[EnginePlace]
-    page_count: int
-    page_bytes: int
-    page_stride_bytes: int
-    token_stride_bytes: int
-    head_stride_bytes: int
-    block_tokens: int
-    page_tokens: int
-    head_dim: int
-    head_count: int
-    head_begin: int = 0
-    group: int = 0
-    layer_begin: int = 0
-    element: EngineElement = EngineElement.FLOAT16
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineGeometry:
-    """An engine's own KV memory. `assembling_boot_id`: of the daemon that assembles the blocks of all ranks; empty: the
-    one that is asked."""
-
-    regions: Sequence[EngineRegion]
-    layers: Sequence[EngineLayers]
-    assembling_boot_id: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -258,7 +258,8 @@ class AsyncTest(Case):
         self.run_async(body)
         for name, method in inspect.getmembers(kvmill.Client, inspect.isfunction):
             if not name.startswith("_"):
-                self.assertTrue(inspect.iscoroutinefunction(getattr(kvmill.AsyncClient, name)), name)
+                waits = name not in ("export_memory", "ready_pages")
+                self.assertEqual(inspect.iscoroutinefunction(getattr(kvmill.AsyncClient, name)), waits, name)
                 self.assertEqual(list(inspect.signature(method).parameters.values()),
                                  list(inspect.signature(getattr(kvmill.AsyncClient, name)).parameters.values()), name)
                 self.assertTrue(method.__doc__ and getattr(kvmill.AsyncClient, name).__doc__, name)
