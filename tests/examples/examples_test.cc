@@ -85,6 +85,21 @@ TEST_P(MapAndAttendTest, AttendsInPlaceToWhatTheOtherExampleStored) {
   EXPECT_GT(std::stod(match[1]), 0.01);
 }
 
+TEST(StorePagesTest, StoresWhatIsInTheEnginesPagesAndBringsItBack) {
+  const TemporaryDirectory directory;
+  const std::string socket = directory / "run/kvmill.sock";
+  DaemonProcess daemon(DaemonBinary(), {"--socket", socket, "--host-bytes", "256MiB"});
+  ASSERT_FALSE(daemon.WaitReady().is_null()) << daemon.standard_error();
+  const std::regex said(
+      R"(stored 1 block from 8 pages in place, fetched 128 tokens; 4-bit keys are off by (\d+\.\d) %\n)");
+  const Ended ended = RunExample("store_pages_c", "unix:" + socket);
+  EXPECT_EQ(ended.code, 0) << ended.output;
+  std::smatch match;
+  ASSERT_TRUE(std::regex_match(ended.output, match, said)) << ended.output;
+  EXPECT_GT(std::stod(match[1]), 2);
+  EXPECT_LT(std::stod(match[1]), 20);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Programs, MapAndAttendTest,
     ::testing::Values(

@@ -33,6 +33,12 @@ class ExamplesTest(Case):
         match = re.fullmatch(r"8 requests, 24 of 24 blocks fetched; 4-bit keys are off by at most (.*) %\n", done.stdout)
         self.assertTrue(match and 2 < float(match.group(1)) < 20, done.stdout)
 
+    def test_store_pages(self):
+        done = self.run_example("store_pages.py", self.daemon.server)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        match = re.fullmatch(r"stored 3 of 3 blocks from 12 pages in place, 0 misses; 4-bit keys are off by (.*) %\n",
+                             done.stdout)
+        self.assertTrue(match and 2 < float(match.group(1)) < 20, done.stdout)
 
     def exchange(self, prefix):
         nodes = [cli_support.Daemon("--listen", "127.0.0.1:0", "--ucx", "127.0.0.1", "--insecure") for _ in range(2)]
