@@ -116,7 +116,7 @@ void CommandLine::AddPath(CLI::App& app, bool* map) {
   std::map<std::string, DataPath> paths = {
       {"auto", DataPath::kAuto}, {"inline", DataPath::kInline}, {"ucx", DataPath::kUcx}};
   if (map != nullptr) paths["map"] = DataPath::kAuto;
-  const std::string in_place = map != nullptr ? "map (read in place), " : "";
+  const std::string in_place = map != nullptr ? "map (in place), " : "";
   app.add_option_function<std::string>(
          "--path",
          [this, paths, map](const std::string& name) {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cli/bench_pages.h"
 #include "client/cli/output.h"
 #include "client/mapped_blocks.h"
 #include "kernels/float16.h"
@@ -183,16 +184,28 @@ class Bench {
     return absl::OkStatus();
   }
 
+  // Shares pages with the daemon, of every client.
+  absl::Status SharePages() {
+    KVMILL_ASSIGN_OR_RETURN(pages_,
+                            BenchPages::Create(spec_, values_.k, values_.v, values_.records));
+    for (const std::unique_ptr<Client>& client : clients_) {
+      KVMILL_ASSIGN_OR_RETURN(registrations_[client.get()],
+                              client->RegisterMemory(ns_, pages_.geometry()));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status StorePages(Client& client, std::uint64_t number) {
+    const PageBlock block = pages_.Block(KeyOf(number), kTokens);
+    return CheckNew(client.StorePages(ns_, registrations_.at(&client), {&block, 1}));
+  }
+
   absl::Status Store(Client& client, std::uint64_t number) {
     StoreBlock block;
     block.key = KeyOf(number);
     block.token_count = kTokens;
     block.layers = values_.layers;
-    KVMILL_ASSIGN_OR_RETURN(const StoreResult stored,
-                            client.Store(ns_, absl::MakeConstSpan(&block, 1), {}));
-    KVMILL_RETURN_IF_ERROR(stored.blocks[0].status);
-    if (stored.blocks_stored == 1) return absl::OkStatus();
-    return absl::InternalError("a new block was there before");
+    return CheckNew(client.Store(ns_, absl::MakeConstSpan(&block, 1), {}));
   }
 
   // What fetches and maps ask for.
@@ -270,6 +283,13 @@ class Bench {
  private:
   static constexpr std::uint64_t kRecordsBlock = ~std::uint64_t{0};
 
+  static absl::Status CheckNew(const absl::StatusOr<StoreResult>& stored) {
+    KVMILL_RETURN_IF_ERROR(stored.status());
+    KVMILL_RETURN_IF_ERROR(stored->blocks[0].status);
+    if (stored->blocks_stored == 1) return absl::OkStatus();
+    return absl::InternalError("a new block was there before");
+  }
+
   Client& first() { return *clients_[0]; }
   std::uint64_t fetched_blocks() const {
     return std::max(std::min(options_.count, kFetchedBlocksMax), options_.blocks);
@@ -309,6 +329,8 @@ class Bench {
   std::vector<std::unique_ptr<Client>> clients_;
   ClientNamespace ns_;
   std::vector<BlockKey> fetched_keys_;
+  BenchPages pages_;
+  std::map<const Client*, std::uint64_t> registrations_;
   Client::MappedPtr mapped_;  // By the last Map; released outside of its time.
   std::atomic<std::uint64_t> sum_{0};
   std::size_t page_bytes_ = 0;
@@ -321,6 +343,13 @@ absl::StatusOr<DataBenchResult> RunStoreBench(const ClientFactory& connect,
                                               const DataBenchOptions& options) {
   Bench bench(options);
   KVMILL_RETURN_IF_ERROR(bench.Open(connect));
+  if (options.map) {
+    KVMILL_RETURN_IF_ERROR(bench.SharePages());
+    const auto store_pages = [&bench](Client& client, std::uint64_t n) {
+      return bench.StorePages(client, n);
+    };
+    return bench.Measure(store_pages, store_pages);
+  }
   const auto store = [&bench](Client& client, std::uint64_t n) { return bench.Store(client, n); };
   return bench.Measure(store, store);
 }

@@ -20,8 +20,8 @@ struct DataBenchOptions {
   std::uint32_t blocks = 1;                      // Of one call; a store has one.
   std::uint32_t depth = 4;    // Calls at once of a client, where the rate is measured.
   std::uint32_t clients = 1;  // With a connection each, there.
-  bool map = false;           // Fetch: map the blocks and read them in place.
-  bool records = false;       // Store: tiles, not 16-bit values.
+  bool map = false;      // Fetch: map the blocks and read them in place. Store: from shared pages.
+  bool records = false;  // Store: tiles, not 16-bit values.
 };
 
 struct DataBenchResult {
@@ -39,6 +39,7 @@ struct DataBenchResult {
 using ClientFactory = std::function<absl::StatusOr<std::unique_ptr<Client>>()>;
 
 // Stores blocks of Gaussian values under a name of its own, one call a block, and removes them.
+// With `map` the daemon reads the values where the client has them.
 absl::StatusOr<DataBenchResult> RunStoreBench(const ClientFactory& connect,
                                               const DataBenchOptions& options);
 // The same with fetching, of up to 16 different blocks or as many as a call has, into memory that

@@ -571,8 +571,22 @@ class WithDaemon(Case):
         self.assertEqual(self.kvmill("ls", "--json").output.count("kvmill-bench"), 0)
         inline = self.kvmill("bench", "fetch", "--path", "inline", "--blocks", "20", *small).json()
         self.assertEqual((inline["transport"], list(inline["clients_gb_per_s"])), ("grpc", ["1"]))
-        self.assertIn("only read", self.kvmill("bench", "store", "--path", "map", *small, code=2).error)
         self.assertIn("socket", self.kvmill("bench", "fetch", "--path", "map", *small, code=1,
+                                            server=self.daemon.ready["listen"]).error)
+
+    def test_bench_store_stores_from_shared_pages(self):
+        small = ("--bytes", "64KiB", "--count", "5", "--json")
+        before = self.kvmill("stat", "--json").json()
+        for records in ((), ("--records",)):
+            said = self.kvmill("bench", "store", "--path", "map", "--clients", "2", *records, *small).json()
+            self.assertEqual((said["transport"], said["blocks"]), ("shm", 1))
+            self.assertEqual(list(said["clients_gb_per_s"]), ["1", "2"])
+            self.assertTrue(0 < said["p50_us"] <= said["p99_us"])
+            self.assertAlmostEqual(said["raw_gb_per_s"] / said["gb_per_s"], said["raw_bytes"] / said["page_bytes"])
+        after = self.kvmill("stat", "--json").json()
+        self.assertEqual(after["blocks"], before["blocks"])
+        self.assertEqual(self.kvmill("ls", "--json").output.count("kvmill-bench"), 0)
+        self.assertIn("socket", self.kvmill("bench", "store", "--path", "map", *small, code=1,
                                             server=self.daemon.ready["listen"]).error)
 
     def test_tcp_over_ipv6_works_and_is_no_place_for_admin(self):
