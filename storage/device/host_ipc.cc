@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x3143504954534F48;  // "HOSTIPC1" in memory.
 
+constexpr const char* kMemfdPrefix = "/memfd:";
+
 struct HostHandle {
   std::uint64_t magic = kMagic;
   std::int64_t pid = 0;
@@ -67,7 +69,13 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenHostIpc(const IpcHandle& bytes
         "host: the handle is of memory of this process, which needs no opening");
   }
   const std::string path = absl::StrCat("/proc/", handle.pid, "/fd/", handle.fd);
-  // Whatever the other process has under that number: it must not be waited for.
+  // Whatever the other process has under that number: opening it must not wait for anybody.
+  char name[16] = {};
+  if (readlink(path.c_str(), name, sizeof(name) - 1) > 0 &&
+      std::strncmp(name, kMemfdPrefix, std::strlen(kMemfdPrefix)) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("host: memory of process ", handle.pid, ": ", path, " is no memfd"));
+  }
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) {
     return absl::InvalidArgumentError(absl::StrCat("host: memory of process ", handle.pid, ": ",

@@ -1,5 +1,5 @@
-// A device like a GPU: its memory has addresses that nobody can touch, only its streams. Copies can
-// be told to fail, to corrupt what they copy, or to take a while.
+// A device like a GPU: its memory has addresses that nobody can touch, only its streams, which copy
+// and encode. Copies can be told to fail, to corrupt what they copy, or to take a while.
 #ifndef KVMILL_TESTS_STORAGE_HIDDEN_DEVICE_H_
 #define KVMILL_TESTS_STORAGE_HIDDEN_DEVICE_H_
 
@@ -14,7 +14,10 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
+#include "kernels/encode.h"
+#include "storage/core/encode_scratch.h"
 #include "storage/core/mutex.h"
 #include "storage/device/device.h"
 
@@ -162,9 +165,13 @@ class HiddenDevice : public Device {
         if (flip) end_to[bytes / 3] ^= to_device ? std::byte{1} : std::byte{2};
       });
     }
-    absl::Status Encode(const TileFormat&, Frame, const EncodeArgs*, std::size_t,
-                        EncodeResult*) override {
-      return absl::UnimplementedError("encode");
+    absl::Status Encode(const TileFormat& format, Frame frame, const EncodeArgs* tiles,
+                        std::size_t tile_count, EncodeResult* results) override {
+      return inner_->Call([=, &device = device_](const absl::Status& status) {
+        for (std::size_t i = 0; status.ok() && i < tile_count; ++i) {
+          device.EncodeOne(format, frame, tiles + i, results + i);
+        }
+      });
     }
     absl::Status Decode(const TileFormat&, Frame, const DecodeArgs*, std::size_t) override {
       return absl::UnimplementedError("decode");
@@ -192,6 +199,24 @@ class HiddenDevice : public Device {
     HiddenDevice& device_;
     const std::unique_ptr<DeviceStream> inner_;
   };
+
+  // All addresses are the device's.
+  void EncodeOne(const TileFormat& format, Frame frame, const EncodeArgs* tile,
+                 EncodeResult* result) const {
+    EncodeArgs real = *reinterpret_cast<const EncodeArgs*>(Real(tile));
+    std::vector<const std::byte*> lists[2];
+    for (HeadPages* half : {&real.k, &real.v}) {
+      std::vector<const std::byte*>& pages = lists[half == &real.v ? 1 : 0];
+      const auto* list = reinterpret_cast<const std::byte* const*>(Real(half->pages));
+      for (std::uint32_t token = 0; token < format.group; token += half->page_tokens) {
+        pages.push_back(Real(list[token / half->page_tokens]));
+      }
+      half->pages = pages.data();
+    }
+    real.record = Real(real.record);
+    EncodeTilesCpu(format, frame, {&real, 1}, {reinterpret_cast<EncodeResult*>(Real(result)), 1},
+                   EncodeScratch(format));
+  }
 
   struct RealMemory {
     std::size_t bytes = 0;
