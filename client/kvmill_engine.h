@@ -127,9 +127,9 @@ KVMILL_API kvmill_code kvmill_unregister_memory(kvmill_client* client, uint64_t 
 
 typedef struct kvmill_shared_memory kvmill_shared_memory;
 
-/* `bytes` zeros, rounded up to whole pages of the system; they take memory when first touched. A
- * memfd that can neither shrink nor grow, mapped to read and write; not there in a child of fork().
- * RESOURCE_EXHAUSTED when the system has no room. */
+/* `bytes` zeros, rounded up to whole pages of the system. A memfd that can neither shrink nor grow,
+ * mapped to read and write; not there in a child of fork(). RESOURCE_EXHAUSTED when the system has
+ * no room. */
 KVMILL_API kvmill_code kvmill_shared_memory_create(size_t bytes, kvmill_shared_memory** memory);
 /* Nobody in this process uses it any more; a daemon that has it mapped keeps its pages. Null is
  * allowed. */

@@ -15,8 +15,8 @@ class SharedMemory:
         memory = kvmill.SharedMemory(bytes)
         cache = memory.array((pages, 16, heads, head_dim), numpy.float16)
 
-    Zeros at first, in whole pages of the system, which take memory when they are touched. It lives as long as this or an
-    array of it does. Not there in a child of fork(): touching it ends the child. Not picklable.
+    Zeros at first, in whole pages of the system. It lives as long as this or an array of it does. Not there in a child of
+    fork(): touching it ends the child. Not picklable.
     """
 
     def __init__(self, bytes: int) -> None:  # pylint: disable=redefined-builtin
