@@ -71,6 +71,14 @@ TEST_F(DevicePagesTest, AHandleOfAnotherProcessesMemoryIsRefused) {
   EXPECT_EQ(RegistrationError(*other, pages.geometry), "OK");
 }
 
+TEST_F(DevicePagesTest, AnotherTenantSharesItsOwnMemory) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to act as another user";
+  Start();
+  LetOthersIn();
+  const auto probe = Probe({"device_pages_loop", "x", "4"}, 65534);
+  EXPECT_EQ(probe->ReadLine(), "running") << probe->standard_error();
+}
+
 TEST_F(DevicePagesTest, WhatTheHandleDoesNotHaveIsRefused) {
   Start();
   EnginePages pages(SmallSpec(), 8, false, 0, 2, device_.get());

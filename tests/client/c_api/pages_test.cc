@@ -426,6 +426,17 @@ TEST_F(Devices, BlocksOnTheGpuAreAddressesOfTheDevice) {
   EXPECT_EQ(kvmill_attend(mapped, 0, &attention), KVMILL_FAILED_PRECONDITION);
   EXPECT_EQ(std::string(kvmill_last_error()).find("block 0 is on the GPU"), 0u)
       << kvmill_last_error();
+  // A child of fork() has neither threads nor memory of it, and lets go of what it can.
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool refused = kvmill_mapped_check(mapped, 0, 1) == KVMILL_FAILED_PRECONDITION;
+    kvmill_mapped_free(mapped);
+    const bool ended = kvmill_client_destroy(client_) == KVMILL_OK;
+    _exit(refused && ended ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   // The device lives as long as what is on it.
   std::swap(client, client_);
   kvmill_namespace_free(ns);
