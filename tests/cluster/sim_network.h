@@ -35,6 +35,7 @@ class SimNetwork {
   bool Reaches(Machine a, Machine b) const { return groups_[a] == groups_[b]; }
   // Every message from or to it takes so much longer.
   void SetSlow(Machine machine, std::int64_t nanos) { slow_[machine] = nanos; }
+  bool loses() const { return options_.loss > 0; }
   bool slow(Machine machine) const { return slow_[machine] > 0; }
 
   // Runs `arrive` later, unless the message is lost, or the network is parted when it leaves or

@@ -1,0 +1,100 @@
+// What a node asks of other nodes about blocks, and what they answer.
+//
+// Rules, for callers and for those who implement it (over gRPC and the data plane; tests/cluster):
+// - Called on the loop only, and calls back there only, never within the call that started it.
+// - A call runs its `done` exactly once, no later than `deadline_nanos` of the loop's clock and
+// what
+//   the loop takes to get there. After Cancel, or once this is destroyed, it runs no more.
+// - The peer that answers is the process that `member` names: its incarnation is part of the
+//   connection's handshake. Another one at that address is UNAVAILABLE.
+// - Nothing of an answer is true because a peer said so: whoever uses it checks shapes
+// (ValidAnswer)
+//   and bytes.
+#ifndef KVMILL_SERVICE_CLUSTER_PEERS_H_
+#define KVMILL_SERVICE_CLUSTER_PEERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "service/cluster/anchor.h"
+#include "service/cluster/member.h"
+
+namespace kvmill {
+
+inline constexpr std::size_t kQueryRunsMax = 64;        // Of one Locate.
+inline constexpr std::size_t kPointersMax = 4;          // Of one anchor.
+inline constexpr std::size_t kAnnouncementsMax = 1024;  // Of one Announce.
+
+// Blocks of one run that someone wants.
+struct RunQuery {
+  BlockKey anchor;             // Empty: not known, and so are the homes.
+  std::uint8_t first = 0;      // Place in the run of keys[0].
+  std::vector<BlockKey> keys;  // Of consecutive blocks, 1 to kRunBlocks - first.
+};
+
+// `holder` had the first `count` blocks of the anchor's run when it said so.
+struct Pointer {
+  std::string holder;       // Member::id
+  std::string incarnation;  // Member::incarnation
+  std::uint8_t count = 0;   // 1 to kRunBlocks.
+
+  friend bool operator==(const Pointer&, const Pointer&) = default;
+};
+
+struct RunAnswer {
+  std::uint32_t present = 0;  // Bit i: the node has keys[i], whole.
+  std::vector<Pointer> pointers;
+};
+
+// Whether it can be an answer to the queries: shapes and bounds, nothing more.
+bool ValidAnswer(const std::vector<RunQuery>& queries, const std::vector<RunAnswer>& answers);
+
+// Bits of a query's keys that the first `count` blocks of the run cover.
+std::uint32_t CoveredBy(std::uint8_t count, const RunQuery& query);
+// Bits of all its keys.
+std::uint32_t AllOf(const RunQuery& query);
+
+// "I have the first `count` blocks of this anchor's run"; 0: none any more.
+struct Announcement {
+  std::uint64_t anchor_hash = 0;  // AnchorHash: stands for namespace and anchor.
+  std::uint8_t count = 0;
+
+  friend bool operator==(const Announcement&, const Announcement&) = default;
+};
+
+class Peers {
+ public:
+  using CallId = std::uint64_t;  // Never 0, never used again.
+  template <typename Answer>
+  using Done = std::function<void(absl::StatusOr<Answer>)>;
+
+  virtual ~Peers() = default;
+
+  // What the peer has of up to kQueryRunsMax runs, and, as a home, knows of who has some.
+  virtual CallId Locate(const Member& member, const Fingerprint& fingerprint,
+                        std::vector<RunQuery> queries, std::int64_t deadline_nanos,
+                        Done<std::vector<RunAnswer>> done) = 0;
+
+  // Copies blocks from the peer into the local store, up to kRunBlocks of them. The answer has one
+  // status a key: OK, it is there, verified and whole; NOT_FOUND; DATA_LOSS, what came was not what
+  // was asked for, and was dropped; or what else kept it. An error is for all of them, though some
+  // may have come.
+  virtual CallId Pull(const Member& member, const Fingerprint& fingerprint,
+                      std::vector<BlockKey> keys, std::int64_t deadline_nanos,
+                      Done<std::vector<absl::Status>> done) = 0;
+
+  // Tells a home what this node holds: up to kAnnouncementsMax.
+  virtual CallId Announce(const Member& member, std::vector<Announcement> announcements,
+                          std::int64_t deadline_nanos, std::function<void(absl::Status)> done) = 0;
+
+  virtual void Cancel(CallId call) = 0;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_CLUSTER_PEERS_H_

@@ -1,0 +1,78 @@
+// What a home knows of who holds the blocks of its anchors, when it keeps no copies itself.
+//
+// Bounded and forgetful: a pointer lives for `life_nanos` after it was announced, and when the
+// table is full the one announced longest ago goes. A pointer that is missing or wrong is a miss,
+// never wrong bytes, so anchors are known by their 64-bit hash alone. Lives on the loop.
+#ifndef KVMILL_SERVICE_CLUSTER_POINTER_TABLE_H_
+#define KVMILL_SERVICE_CLUSTER_POINTER_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "service/cluster/cluster_view.h"
+#include "service/cluster/peers.h"
+#include "storage/core/clock.h"
+
+namespace kvmill {
+
+class PointerTable {
+ public:
+  struct Options {
+    std::size_t anchors_max = 1 << 20;  // About 100 bytes each with one holder.
+    std::int64_t life_nanos = 600'000'000'000;
+  };
+  PointerTable(const Clock& clock, const Options& options) : clock_(clock), options_(options) {}
+
+  // `holder` says so. Of more than kPointersMax holders of an anchor those stay that have more
+  // blocks, or said so later. A count above kRunBlocks is not one, and ignored.
+  void Announced(const Member& holder, const std::vector<Announcement>& announcements);
+
+  // Most blocks first, later ones first among equals.
+  std::vector<Pointer> Find(std::uint64_t anchor_hash) const;
+
+  // Forgets holders that are not in the view: they are gone, or another process.
+  void Keep(const ClusterView& view);
+
+  std::size_t anchors() const { return anchors_.size(); }
+
+ private:
+  struct Holder {
+    std::uint32_t number = 0;  // Of who, in holders_.
+    std::uint8_t count = 0;
+    std::int64_t announced = 0;
+  };
+  struct Anchor {
+    std::vector<Holder> holders;  // 1 to kPointersMax.
+    std::int64_t announced = 0;   // Last.
+  };
+
+  std::uint32_t NumberOf(const Member& holder);
+  void Trim();
+
+  const Clock& clock_;
+  const Options options_;
+  absl::flat_hash_map<std::uint64_t, Anchor> anchors_;
+  // One entry for each anchor, by the time when it was entered or last looked at: an anchor that
+  // was announced again meanwhile goes to the end instead of away.
+  std::deque<std::pair<std::int64_t, std::uint64_t>> order_;
+  // Holders by number, so that a pointer is small. Names of those who left are used again.
+  struct Name {
+    std::string id, incarnation;
+    bool used = false;
+  };
+  std::vector<Name> holders_;
+};
+
+// What a node answers: the blocks of the query that `has` says are here, whole, and, when these are
+// not all, who was announced to have some.
+RunAnswer AnswerOf(const Fingerprint& fingerprint, const RunQuery& query,
+                   const std::function<bool(const BlockKey&)>& has, const PointerTable& pointers);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_CLUSTER_POINTER_TABLE_H_

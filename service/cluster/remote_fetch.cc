@@ -1,0 +1,105 @@
+#include "service/cluster/remote_fetch.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+namespace kvmill {
+
+RemoteFetch::~RemoteFetch() {
+  for (auto& [id, op] : ops_) End(&op);
+}
+
+RemoteFetch::OpId RemoteFetch::Start(Request request, std::function<void(std::uint32_t)> done) {
+  const OpId id = next_++;
+  Op& op = ops_[id];
+  op.request = std::move(request);
+  op.done = std::move(done);
+  for (const RemoteLookup::Source& source : op.request.sources) {
+    op.left.push_back(source.self ? 0 : source.blocks);
+  }
+  Pull(id, &op);
+  const bool nothing = op.calls.empty();
+  op.timer = nothing ? loop_.After(0, [this, id] { Complete(id); })
+                     : loop_.At(op.request.deadline_nanos, [this, id] { Complete(id); });
+  return id;
+}
+
+// Asks for each block that is neither here nor asked for, from the first source that is left.
+void RemoteFetch::Pull(OpId id, Op* op) {
+  const std::vector<RemoteLookup::Source>& sources = op->request.sources;
+  std::uint32_t open = op->have;
+  for (const auto& [source, call] : op->calls) open |= call.asked;
+  const std::int64_t now = loop_.clock().MonotonicNanos();
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (op->calls.contains(i)) continue;
+    const std::uint32_t ask = op->left[i] & ~open;
+    if (ask == 0) continue;
+    if (!health_.Admit(sources[i].member)) {
+      op->left[i] = 0;
+      continue;
+    }
+    op->left[i] &= ~ask;
+    open |= ask;
+    std::vector<BlockKey> keys;
+    for (std::size_t k = 0; k < op->request.keys.size(); ++k) {
+      if ((ask >> k & 1) != 0) keys.push_back(op->request.keys[k]);
+    }
+    op->calls[i].asked = ask;
+    op->calls[i].id =
+        peers_.Pull(sources[i].member, op->request.fingerprint, std::move(keys),
+                    std::min(op->request.deadline_nanos, now + op->request.call_nanos),
+                    [this, id, i](const absl::StatusOr<std::vector<absl::Status>>& statuses) {
+                      Answered(id, i, statuses);
+                    });
+  }
+}
+
+void RemoteFetch::Answered(OpId id, std::size_t source,
+                           const absl::StatusOr<std::vector<absl::Status>>& statuses) {
+  Op& op = ops_.at(id);
+  const std::uint32_t asked = op.calls.extract(source).mapped().asked;
+  const Member& member = op.request.sources[source].member;
+  const bool in_time = loop_.clock().MonotonicNanos() < op.request.deadline_nanos;
+  if (!statuses.ok()) {
+    op.left[source] = 0;
+    if (in_time) health_.Failed(member, PeerHealth::Fault::kFailed);
+  } else if (statuses->size() != static_cast<std::size_t>(std::popcount(asked))) {
+    op.left[source] = 0;
+    health_.Failed(member, PeerHealth::Fault::kLied);
+  } else {
+    bool lied = false;
+    std::size_t next = 0;
+    for (std::size_t k = 0; k < op.request.keys.size(); ++k) {
+      if ((asked >> k & 1) == 0) continue;
+      const absl::Status& status = (*statuses)[next++];
+      if (status.ok()) op.have |= std::uint32_t{1} << k;
+      lied |= absl::IsDataLoss(status);
+    }
+    if (lied) {
+      health_.Failed(member, PeerHealth::Fault::kLied);
+    } else {
+      health_.Succeeded(member);
+    }
+  }
+  Pull(id, &op);
+  if (op.calls.empty()) Complete(id);
+}
+
+void RemoteFetch::End(Op* op) {
+  loop_.Cancel(op->timer);
+  for (const auto& [source, call] : op->calls) peers_.Cancel(call.id);
+}
+
+void RemoteFetch::Complete(OpId id) {
+  auto node = ops_.extract(id);
+  End(&node.mapped());
+  node.mapped().done(node.mapped().have);
+}
+
+void RemoteFetch::Cancel(OpId id) {
+  auto node = ops_.extract(id);
+  if (!node.empty()) End(&node.mapped());
+}
+
+}  // namespace kvmill

@@ -1,0 +1,464 @@
+// The parts of the fetch path, each with peers that do exactly what the test says; cluster_sim has
+// them all together while everything goes wrong.
+#include <gmock/gmock.h>
+
+#include <map>
+#include <optional>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "service/cluster/announcer.h"
+#include "service/cluster/pointer_table.h"
+#include "service/cluster/remote_fetch.h"
+#include "service/cluster/remote_lookup.h"
+#include "tests/cluster/sim_loop.h"
+
+namespace kvmill {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+Member Node(std::size_t i) {
+  Member member;
+  member.id = absl::StrCat("node-", i);
+  member.incarnation = "first life";
+  member.address = absl::StrCat(i);
+  member.capacity_bytes = 1 << 20;
+  return member;
+}
+
+std::vector<BlockKey> Keys(std::size_t count) {
+  std::vector<BlockKey> keys;
+  for (std::size_t i = 0; i < count; ++i) {
+    keys.push_back(*BlockKey::FromBytes(absl::StrCat("key-", i)));
+  }
+  return keys;
+}
+
+std::vector<RunQuery> Queries(const std::vector<BlockKey>& keys) {
+  std::vector<RunQuery> queries;
+  for (const AnchorRun& run : RunsOf(keys)) {
+    const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(run.first);
+    queries.push_back({run.anchor, 0, {begin, begin + static_cast<std::ptrdiff_t>(run.count)}});
+  }
+  return queries;
+}
+
+// Peers that answer after `delay`, or not before their deadline.
+class ScriptedPeers : public Peers {
+ public:
+  struct Script {
+    std::int64_t delay = kSimMs;
+    bool silent = false;
+    std::set<std::string> has;                            // Keys.
+    std::map<std::uint64_t, std::vector<Pointer>> knows;  // By anchor hash.
+    std::size_t answers_too_many = 0;
+    std::set<std::string> corrupt;  // Keys of which it has other bytes.
+  };
+  explicit ScriptedPeers(Loop& loop) : loop_(loop) {}
+
+  CallId Locate(const Member& member, const Fingerprint& fingerprint, std::vector<RunQuery> queries,
+                std::int64_t deadline, Done<std::vector<RunAnswer>> done) override {
+    asked.push_back(member.id);
+    const Script& script = scripts[member.id];
+    std::vector<RunAnswer> answers(script.answers_too_many);
+    for (const RunQuery& query : queries) {
+      RunAnswer answer;
+      for (std::size_t i = 0; i < query.keys.size(); ++i) {
+        if (script.has.contains(std::string(query.keys[i].view()))) answer.present |= 1u << i;
+      }
+      const auto known = script.knows.find(AnchorHash(fingerprint, query.anchor));
+      if (known != script.knows.end()) answer.pointers = known->second;
+      answers.push_back(answer);
+    }
+    return Answer(
+        script, deadline, [done, answers] { done(answers); },
+        [done](const absl::Status& status) { done(status); });
+  }
+  CallId Pull(const Member& member, const Fingerprint&, std::vector<BlockKey> keys,
+              std::int64_t deadline, Done<std::vector<absl::Status>> done) override {
+    asked.push_back(absl::StrCat(member.id, " for ", keys.size()));
+    const Script& script = scripts[member.id];
+    std::vector<absl::Status> statuses(script.answers_too_many);
+    for (const BlockKey& key : keys) {
+      const std::string name(key.view());
+      statuses.push_back(script.corrupt.contains(name) ? absl::DataLossError("")
+                         : script.has.contains(name)   ? absl::OkStatus()
+                                                       : absl::NotFoundError(""));
+    }
+    return Answer(
+        script, deadline, [done, statuses] { done(statuses); },
+        [done](const absl::Status& status) { done(status); });
+  }
+  CallId Announce(const Member& member, std::vector<Announcement> announcements,
+                  std::int64_t deadline, std::function<void(absl::Status)> done) override {
+    const Script& script = scripts[member.id];
+    return Answer(
+        script, deadline,
+        [this, id = member.id, announcements, done] {
+          announced[id].push_back(announcements);
+          done(absl::OkStatus());
+        },
+        done);
+  }
+  void Cancel(CallId call) override {
+    loop_.Cancel(call);
+    open -= call != 0;
+  }
+
+  std::map<std::string, Script> scripts;
+  std::vector<std::string> asked;
+  std::map<std::string, std::vector<std::vector<Announcement>>> announced;
+  int open = 0;
+
+ private:
+  CallId Answer(const Script& script, std::int64_t deadline, std::function<void()> good,
+                std::function<void(absl::Status)> bad) {
+    ++open;
+    if (script.silent) {
+      return loop_.At(deadline, [this, bad] {
+        --open;
+        bad(absl::DeadlineExceededError(""));
+      });
+    }
+    return loop_.After(script.delay, [this, good] {
+      --open;
+      good();
+    });
+  }
+  Loop& loop_;
+};
+
+class FetchPathTest : public ::testing::Test {
+ protected:
+  void SetView(std::size_t nodes) {
+    std::vector<Member> members;
+    for (std::size_t i = 0; i < nodes; ++i) members.push_back(Node(i));
+    view_ = *ClusterView::Make(members, 1, 10, nullptr);
+    lookup_.SetView(view_);
+  }
+  void Run(std::int64_t nanos) {
+    events_.RunUntil(events_.now() + nanos, [] {});
+  }
+  std::string HomeOf(const BlockKey& anchor, std::size_t rank) const {
+    return view_->members()[view_->HomesOf(Fingerprint{}, anchor)[rank]].id;
+  }
+  void Give(const std::string& node, absl::Span<const BlockKey> keys) {
+    for (const BlockKey& key : keys) peers_.scripts[node].has.insert(std::string(key.view()));
+  }
+  RemoteLookup::OpId Look(const std::vector<BlockKey>& keys, std::string hint = "",
+                          std::int64_t timeout = kSimSecond) {
+    found_.reset();
+    return lookup_.Start({.runs = Queries(keys),
+                          .hint = std::move(hint),
+                          .deadline_nanos = loop_.clock().MonotonicNanos() + timeout},
+                         [this](std::vector<RemoteLookup::Run> found) {
+                           EXPECT_FALSE(found_.has_value()) << "twice";
+                           found_ = std::move(found);
+                         });
+  }
+  std::uint32_t Fetch(const std::vector<BlockKey>& keys,
+                      std::vector<std::pair<std::size_t, std::uint32_t>> sources) {
+    RemoteFetch::Request request{.keys = keys,
+                                 .deadline_nanos = loop_.clock().MonotonicNanos() + kSimSecond};
+    for (const auto& [node, blocks] : sources) {
+      request.sources.push_back({.member = Node(node), .blocks = blocks});
+    }
+    request.call_nanos = 300 * kSimMs;
+    std::optional<std::uint32_t> have;
+    fetch_.Start(std::move(request), [&](std::uint32_t bits) { have = bits; });
+    EXPECT_FALSE(have.has_value());
+    Run(kSimSecond);
+    EXPECT_TRUE(have.has_value());
+    EXPECT_EQ(fetch_.running(), 0u);
+    return have.value_or(0);
+  }
+
+  SimEvents events_{1, false};
+  SimLoop loop_{events_, kSimSecond, 0};
+  ScriptedPeers peers_{loop_};
+  PeerHealth health_{loop_.clock()};
+  RunAnswer local_;
+  RemoteLookup lookup_{loop_, peers_, health_, {.self_id = "self", .local = [this](auto&, auto&) {
+                                                  return local_;
+                                                }}};
+  RemoteFetch fetch_{loop_, peers_, health_};
+  std::shared_ptr<const ClusterView> view_;
+  std::optional<std::vector<RemoteLookup::Run>> found_;
+};
+
+TEST_F(FetchPathTest, APromptOf256BlocksCallsItsHomesOnce) {
+  SetView(100);
+  const std::vector<BlockKey> keys = Keys(256);
+  std::set<std::string> homes;
+  for (const RunQuery& query : Queries(keys)) {
+    homes.insert(HomeOf(query.anchor, 0));
+    Give(HomeOf(query.anchor, 0), query.keys);
+  }
+  Look(keys);
+  EXPECT_FALSE(found_.has_value());
+  Run(2 * kSimMs);
+  ASSERT_TRUE(found_.has_value());
+  EXPECT_LE(peers_.asked.size(), 8u);
+  EXPECT_EQ(std::set(peers_.asked.begin(), peers_.asked.end()), homes);
+  EXPECT_EQ(peers_.asked.size(), homes.size());
+  for (const RemoteLookup::Run& run : *found_) {
+    EXPECT_EQ(run.covered, ~0u);
+    EXPECT_THAT(run.sources, SizeIs(1));
+  }
+  EXPECT_EQ(lookup_.running() + lookup_.calls(), 0u);
+}
+
+TEST_F(FetchPathTest, WhatIsHereAsksNobody) {
+  SetView(10);
+  local_.present = 0xf;
+  Look(Keys(4));
+  Run(0);
+  ASSERT_TRUE(found_.has_value());
+  EXPECT_TRUE((*found_)[0].sources[0].self);
+  EXPECT_THAT(peers_.asked, IsEmpty());
+}
+
+TEST_F(FetchPathTest, TheHintIsAskedFirstAndHomesForTheRest) {
+  SetView(10);
+  const std::vector<BlockKey> keys = Keys(40);
+  Give("node-3", absl::MakeConstSpan(keys).first(32));
+  const std::string home = HomeOf(keys[32], 0);
+  peers_.scripts[home].knows[AnchorHash(Fingerprint{}, keys[32])] = {
+      {"node-4", "first life", 5}, {"node-5", "another life", 8}, {"stranger", "", 8}};
+  Look(keys, "node-3");
+  Run(10 * kSimMs);
+  ASSERT_TRUE(found_.has_value());
+  EXPECT_EQ(peers_.asked[0], "node-3");
+  EXPECT_EQ(peers_.asked[1], home);
+  EXPECT_EQ((*found_)[0].covered, ~0u);
+  EXPECT_EQ((*found_)[1].covered, 0x1fu) << "who is not known, or lived before, has nothing";
+  EXPECT_EQ((*found_)[1].sources[0].member.id, "node-4");
+  EXPECT_FALSE((*found_)[1].sources[0].told);
+}
+
+TEST_F(FetchPathTest, AMissAsksTwoRanksAndNoMore) {
+  SetView(10);
+  const std::vector<BlockKey> keys = Keys(3);
+  Look(keys);
+  Run(10 * kSimMs);
+  ASSERT_TRUE(found_.has_value());
+  EXPECT_EQ((*found_)[0].covered, 0u);
+  EXPECT_THAT(peers_.asked, ElementsAre(HomeOf(keys[0], 0), HomeOf(keys[0], 1)));
+}
+
+TEST_F(FetchPathTest, ASilentHomeIsOvertakenThenLeftAlone) {
+  SetView(10);
+  const std::vector<BlockKey> keys = Keys(3);
+  const std::string first = HomeOf(keys[0], 0), second = HomeOf(keys[0], 1);
+  peers_.scripts[first].silent = true;
+  Give(second, keys);
+  for (int i = 0; i < 3; ++i) {
+    Look(keys);
+    Run(PeerHealth::kHedgeFirstNanos + 3 * kSimMs);
+    ASSERT_TRUE(found_.has_value()) << i;
+    EXPECT_EQ((*found_)[0].covered, 7u);
+  }
+  EXPECT_EQ(lookup_.running(), 0u);
+  EXPECT_EQ(lookup_.calls(), 3u) << "those that were overtaken are heard out";
+  Run(200 * kSimMs);
+  EXPECT_EQ(lookup_.calls(), 0u);
+  peers_.asked.clear();
+  Look(keys);
+  Run(2 * kSimMs);
+  ASSERT_TRUE(found_.has_value());
+  EXPECT_THAT(peers_.asked, ElementsAre(second));
+}
+
+TEST_F(FetchPathTest, AnswersThatCannotBeAreNotBelieved) {
+  SetView(10);
+  const std::vector<BlockKey> keys = Keys(3);
+  const std::string first = HomeOf(keys[0], 0), second = HomeOf(keys[0], 1);
+  Give(first, keys);
+  peers_.scripts[first].answers_too_many = 1;
+  Give(second, keys);
+  Look(keys);
+  Run(10 * kSimMs);
+  ASSERT_TRUE(found_.has_value());
+  ASSERT_THAT((*found_)[0].sources, SizeIs(1));
+  EXPECT_EQ((*found_)[0].sources[0].member.id, second);
+  EXPECT_EQ(health_.paused_count(), 1u);
+
+  const std::vector<RunQuery> queries = Queries(keys);
+  EXPECT_TRUE(ValidAnswer(queries, {{7, {{"a", "b", 32}}}}));
+  EXPECT_FALSE(ValidAnswer(queries, {}));
+  EXPECT_FALSE(ValidAnswer(queries, {{8, {}}}));
+  EXPECT_FALSE(ValidAnswer(queries, {{7, {{"a", "b", 33}}}}));
+  EXPECT_FALSE(ValidAnswer(queries, {{7, {{"a", "b", 0}}}}));
+  EXPECT_FALSE(ValidAnswer(queries, {{7, std::vector<Pointer>(5, {"a", "b", 1})}}));
+}
+
+TEST_F(FetchPathTest, ALookupEndsAtItsDeadlineOrIsCancelled) {
+  SetView(10);
+  for (std::size_t i = 0; i < 10; ++i) peers_.scripts[Node(i).id].silent = true;
+  Look(Keys(256), "", 50 * kSimMs);
+  Run(49 * kSimMs);
+  EXPECT_FALSE(found_.has_value());
+  Run(kSimMs);
+  ASSERT_TRUE(found_.has_value());
+  EXPECT_THAT(*found_, SizeIs(8));
+  const auto op = Look(Keys(1));
+  lookup_.Cancel(op);
+  Run(kSimSecond);
+  EXPECT_FALSE(found_.has_value());
+  EXPECT_EQ(lookup_.calls(), 0u);
+  EXPECT_EQ(peers_.open, 0);
+}
+
+TEST_F(FetchPathTest, ABadOrMissingCopyIsTriedElsewhereAndThenIsAMiss) {
+  const std::vector<BlockKey> keys = Keys(4);
+  Give("node-0", {keys[0]});
+  peers_.scripts["node-0"].corrupt.insert("key-1");
+  Give("node-1", keys);
+  peers_.scripts["node-1"].corrupt.insert("key-3");
+  EXPECT_EQ(Fetch(keys, {{0, 0xf}, {1, 0xf}}), 0x7u);
+  EXPECT_THAT(peers_.asked, ElementsAre("node-0 for 4", "node-1 for 3"));
+}
+
+TEST_F(FetchPathTest, BlocksOfASourceThatFailsAreAskedOfTheOthers) {
+  const std::vector<BlockKey> keys = Keys(4);
+  peers_.scripts["node-0"].silent = true;
+  Give("node-1", keys);
+  Give("node-2", keys);
+  EXPECT_EQ(Fetch(keys, {{0, 0x3}, {1, 0xe}, {2, 0x1}}), 0xfu);
+  EXPECT_EQ(Fetch(keys, {}), 0u);
+  peers_.scripts["node-2"].answers_too_many = 1;
+  EXPECT_EQ(Fetch(keys, {{2, 0xf}}), 0u);
+}
+
+TEST_F(FetchPathTest, PausesDoubleAndAreForgotten) {
+  const Member peer = Node(1);
+  using Fault = PeerHealth::Fault;
+  std::int64_t pause = PeerHealth::kPauseMinNanos;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(health_.Admit(peer));
+    health_.Failed(peer, Fault::kFailed);
+  }
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_FALSE(health_.Admit(peer));
+    Run(pause - kSimMs);
+    EXPECT_FALSE(health_.Admit(peer)) << i;
+    Run(kSimMs);
+    EXPECT_TRUE(health_.Admit(peer)) << "the probe";
+    EXPECT_FALSE(health_.Admit(peer)) << "one probe at a time";
+    health_.Failed(peer, Fault::kFailed);
+    pause = std::min(2 * pause, PeerHealth::kPauseMaxNanos);
+  }
+  EXPECT_EQ(pause, PeerHealth::kPauseMaxNanos);
+  Run(pause);
+  EXPECT_TRUE(health_.Admit(peer));
+  Run(kSimSecond);
+  EXPECT_TRUE(health_.Admit(peer)) << "the probe told nothing";
+  health_.Succeeded(peer);
+  EXPECT_TRUE(health_.Admit(peer));
+  EXPECT_TRUE(health_.Admit(peer));
+  Run(PeerHealth::kForgiveNanos + kSimSecond);
+  health_.Failed(peer, Fault::kLied);
+  EXPECT_FALSE(health_.Admit(peer));
+  Run(PeerHealth::kPauseMinNanos);
+  EXPECT_TRUE(health_.Admit(peer));
+
+  Member restarted = peer;
+  restarted.incarnation = "second life";
+  EXPECT_TRUE(health_.Admit(restarted));
+  health_.Keep(**ClusterView::Make({restarted}, 1, 4, nullptr));
+  EXPECT_EQ(health_.size(), 1u);
+  health_.Failed(peer, Fault::kLied);  // Of a call from before: it is not known any more.
+  EXPECT_EQ(health_.size(), 1u);
+}
+
+TEST_F(FetchPathTest, TheHedgeFollowsWhatPeersTake) {
+  EXPECT_EQ(health_.HedgeNanos(Node(1)), PeerHealth::kHedgeFirstNanos);
+  health_.Admit(Node(1));
+  for (int i = 0; i < 100; ++i) health_.Measured(Node(1), 3 * kSimMs + i % 2 * kSimMs);
+  EXPECT_GT(health_.HedgeNanos(Node(1)), 4 * kSimMs);
+  EXPECT_LT(health_.HedgeNanos(Node(1)), 7 * kSimMs);
+  EXPECT_EQ(health_.HedgeNanos(Node(2)), health_.HedgeNanos(Node(1))) << "not known: as anyone";
+  for (int i = 0; i < 100; ++i) health_.Measured(Node(1), 10 * kSimSecond);
+  EXPECT_EQ(health_.HedgeNanos(Node(1)), PeerHealth::kHedgeMaxNanos);
+}
+
+TEST_F(FetchPathTest, PointersAreBoundedAndDie) {
+  PointerTable table(loop_.clock(), {.anchors_max = 3, .life_nanos = 10 * kSimSecond});
+  for (std::uint8_t i = 0; i < 6; ++i) table.Announced(Node(i), {{7, i}, {8, 33}});
+  const auto counts = [&](std::uint64_t hash) {
+    std::vector<int> list;
+    for (const Pointer& pointer : table.Find(hash)) list.push_back(pointer.count);
+    return list;
+  };
+  EXPECT_THAT(counts(7), ElementsAre(5, 4, 3, 2)) << "0 is none, and four are enough";
+  EXPECT_THAT(counts(8), IsEmpty());
+  table.Announced(Node(5), {{7, 1}});
+  EXPECT_THAT(counts(7), ElementsAre(4, 3, 2, 1));
+  table.Announced(Node(4), {{7, 0}});
+  EXPECT_THAT(counts(7), ElementsAre(3, 2, 1));
+  // Node 3 came back as another process, node 2 is gone.
+  Member restarted = Node(3);
+  restarted.incarnation = "second life";
+  table.Keep(**ClusterView::Make({restarted, Node(5)}, 1, 4, nullptr));
+  EXPECT_THAT(counts(7), ElementsAre(1));
+
+  for (std::uint64_t hash = 100; hash < 200; ++hash) {
+    Run(kSimMs);
+    table.Announced(Node(5), {{7, 2}, {hash, 1}});
+    EXPECT_LE(table.anchors(), 3u);
+  }
+  EXPECT_THAT(counts(7), ElementsAre(2)) << "announced again and again: others go";
+  EXPECT_THAT(counts(199), ElementsAre(1));
+  Run(10 * kSimSecond);
+  EXPECT_THAT(counts(7), IsEmpty());
+  table.Announced(Node(5), {});
+  EXPECT_EQ(table.anchors(), 0u);
+}
+
+TEST_F(FetchPathTest, HomesAreToldInBatchesAgainAndAnew) {
+  SetView(3);
+  std::vector<Announcement> to_self;
+  Announcer announcer(loop_, peers_, health_,
+                      {.self_id = "node-0",
+                       .tick_nanos = 10 * kSimMs,
+                       .repeat_nanos = 5 * kSimSecond,
+                       .to_self = [&](const std::vector<Announcement>& told) {
+                         to_self.insert(to_self.end(), told.begin(), told.end());
+                       }});
+  announcer.Set(1, 0);  // Nothing to say.
+  EXPECT_EQ(announcer.anchors(), 0u);
+  for (std::uint64_t i = 1; i <= 300; ++i) announcer.Set(i * 0x9e3779b97f4a7c15, 4);
+  Run(kSimSecond);
+  EXPECT_EQ(announcer.untold(), 300u) << "nobody is known";
+  announcer.SetView(view_);
+  Run(kSimSecond);
+  EXPECT_EQ(announcer.untold(), 0u);
+  EXPECT_THAT(peers_.announced["node-1"], SizeIs(1));
+  EXPECT_THAT(peers_.announced["node-2"], SizeIs(1));
+  EXPECT_EQ(
+      peers_.announced["node-1"][0].size() + peers_.announced["node-2"][0].size() + to_self.size(),
+      300u);
+  Run(6 * kSimSecond);
+  EXPECT_THAT(peers_.announced["node-1"], SizeIs(2)) << "again";
+
+  // One home goes: only its anchors are told to others.
+  const std::size_t before = to_self.size() + peers_.announced["node-1"].size();
+  const std::size_t lost = peers_.announced["node-2"][0].size();
+  announcer.SetView(*ClusterView::Make({Node(0), Node(1)}, 2, 10, view_));
+  to_self.clear();
+  peers_.announced.clear();
+  Run(kSimSecond);
+  EXPECT_GT(before, 0u);
+  ASSERT_THAT(peers_.announced["node-1"], SizeIs(1));
+  EXPECT_EQ(to_self.size() + peers_.announced["node-1"][0].size(), lost);
+
+  announcer.Set(0x9e3779b97f4a7c15, 0);
+  Run(kSimSecond);
+  EXPECT_EQ(announcer.anchors(), 299u);
+}
+
+}  // namespace
+}  // namespace kvmill

@@ -1,0 +1,328 @@
+#include "tests/cluster/fetch_sim_node.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/core/checksum.h"
+
+namespace kvmill {
+
+namespace {
+
+constexpr Fingerprint kFingerprint{};
+constexpr int kShardBitsOfSim = 4;
+
+std::uint64_t ChecksumOf(const std::string& bytes) {
+  return Checksum({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()});
+}
+
+struct Place {
+  std::uint32_t prompt = 0, index = 0;
+};
+Place PlaceOf(const BlockKey& key) {
+  Place place;
+  std::memcpy(&place, key.data(), sizeof(place));
+  return place;
+}
+
+}  // namespace
+
+BlockKey SimKey(std::size_t prompt, std::size_t index) {
+  const Place place{static_cast<std::uint32_t>(prompt), static_cast<std::uint32_t>(index)};
+  char bytes[16] = {};
+  std::memcpy(bytes, &place, sizeof(place));
+  return *BlockKey::FromBytes({bytes, sizeof(bytes)});
+}
+
+std::string SimBytes(const BlockKey& key) { return absl::StrCat("bytes of ", key.view()); }
+
+std::vector<BlockKey> SimKeys(std::size_t prompt, std::size_t count) {
+  std::vector<BlockKey> keys;
+  for (std::size_t i = 0; i < count; ++i) keys.push_back(SimKey(prompt, i));
+  return keys;
+}
+
+bool FetchSimNode::Has(const BlockKey& key) const {
+  const Place place = PlaceOf(key);
+  const auto found = store_.find(place.prompt);
+  return found != store_.end() && place.index < found->second.size() &&
+         !found->second[place.index].empty();
+}
+
+std::string& FetchSimNode::Slot(const BlockKey& key) {
+  const Place place = PlaceOf(key);
+  std::vector<std::string>& blocks = store_[place.prompt];
+  if (blocks.size() <= place.index) blocks.resize(place.index + 1);
+  return blocks[place.index];
+}
+
+FetchSimNode::FetchSimNode(FetchSimWorld& world, std::size_t machine)
+    : world_(world), machine_(machine) {
+  member_.id = absl::StrCat("node-", machine);
+  member_.address = SimHosts::AddressOf(machine);
+  member_.zone = absl::StrCat("zone-", world.events.Uniform(0, 2));
+  member_.capacity_bytes = static_cast<std::uint64_t>(world.events.Uniform(1, 4)) << 40;
+}
+
+FetchSimNode::~FetchSimNode() = default;
+
+FetchSimNode::Process::Process(FetchSimNode* node, const Member& self)
+    : loop(node->world_.events, node->world_.events.Uniform(0, 100 * kSimSecond),
+           node->world_.events.Uniform(-300, 300)),
+      peers(node->world_.events, node->world_.network, node->world_.hosts, node->machine_),
+      health(loop.clock()),
+      pointers(loop.clock(), {.anchors_max = 64,
+                              .life_nanos = node->world_.fault == FetchFault::kImmortalPointers
+                                                ? 1'000'000 * kSimSecond
+                                                : kSimPointerLife}),
+      announcer(loop, peers, health,
+                {.self_id = self.id,
+                 .tick_nanos = 500 * kSimMs,
+                 .repeat_nanos = kSimPointerLife / 3,
+                 .to_self =
+                     [this, self](const std::vector<Announcement>& told) {
+                       pointers.Announced(self, told);
+                     }}),
+      lookup(loop, peers, health,
+             {.self_id = self.id,
+              .copies = static_cast<std::size_t>(node->world_.events.Uniform(0, 2)),
+              .local =
+                  [node](const Fingerprint& fingerprint, const RunQuery& query) {
+                    return node->OnLocate(fingerprint, {query})[0];
+                  }}),
+      fetch(loop, peers, health),
+      keeper({.shard_bits = kShardBitsOfSim,
+              .background =
+                  [this, node](std::function<void()> work, std::function<void()> done) {
+                    work();
+                    loop.After(node->world_.events.Uniform(0, 20 * kSimMs), std::move(done));
+                  },
+              .publish = [node](auto made) { node->OnView(made); },
+              .refuse =
+                  [node](const absl::Status& status) {
+                    node->world_.fail(std::string(status.message()));
+                  }}) {
+  SimHosts::Host& host = node->world_.hosts[node->machine_];
+  host.id = self.id;
+  host.incarnation = self.incarnation;
+  host.loop = &loop;
+  host.service = node;
+  host.alive = std::make_shared<bool>(true);
+  if (node->world_.fault == FetchFault::kLosesCalls) peers.ForgetDeadlines();
+}
+
+FetchSimNode::Process::~Process() = default;
+
+void FetchSimNode::Start(bool same_incarnation) {
+  if (!same_incarnation) ++lives_;
+  member_.incarnation = absl::StrCat(member_.id, "#", lives_);
+  process_ = std::make_unique<Process>(this, member_);
+  for (const auto& [prompt, blocks] : store_) {
+    for (std::size_t run = 0; run < 8; ++run) Announce(prompt, run);
+  }
+}
+
+void FetchSimNode::Kill(bool lose_store) {
+  SimHosts::Host& host = world_.hosts[machine_];
+  *host.alive = false;
+  process_.reset();
+  host = {};
+  if (lose_store) {
+    store_.clear();
+  }
+}
+
+void FetchSimNode::SetMembers(const std::vector<Member>& members, std::uint64_t number) {
+  process_->loop.Post([this, members, number] {
+    // Lists may come in any order.
+    const bool older = number <= process_->members_number;
+    if (older && world_.fault != FetchFault::kOldMembersWin) return;
+    process_->members_number = number;
+    process_->keeper.SetMembers(members);
+  });
+}
+
+void FetchSimNode::OnView(const std::shared_ptr<const ClusterView>& view) {
+  Process& process = *process_;
+  ++world_.report->views;
+  // A view whose members were replaced meanwhile is judged when the next one comes.
+  world_.viewed(process.view.get(), view, process.keeper.idle() ? process.members_number : 0);
+  process.view = view;
+  process.lookup.SetView(view);
+  process.pointers.Keep(*view);
+  process.health.Keep(*view);
+  if (world_.fault != FetchFault::kForgetsViews || view->number() == 1) {
+    process.announcer.SetView(view);
+  }
+}
+
+std::size_t FetchSimNode::Leading(std::size_t prompt, std::size_t run) const {
+  const auto found = store_.find(prompt);
+  if (found == store_.end()) return 0;
+  std::size_t count = 0;
+  for (std::size_t i = run * kRunBlocks;
+       count < kRunBlocks && i < found->second.size() && !found->second[i].empty(); ++i) {
+    ++count;
+  }
+  return count;
+}
+
+std::vector<Pointer> FetchSimNode::Told(std::size_t prompt, std::size_t run) const {
+  return process_->pointers.Find(AnchorHash(kFingerprint, SimKey(prompt, run * kRunBlocks)));
+}
+
+void FetchSimNode::Announce(std::size_t prompt, std::size_t run) {
+  process_->announcer.Set(AnchorHash(kFingerprint, SimKey(prompt, run * kRunBlocks)),
+                          static_cast<std::uint8_t>(Leading(prompt, run)));
+}
+
+void FetchSimNode::Store(std::size_t prompt, std::size_t count) {
+  for (const BlockKey& key : SimKeys(prompt, count)) Slot(key) = SimBytes(key);
+  for (std::size_t run = 0; run * kRunBlocks < count; ++run) Announce(prompt, run);
+}
+
+void FetchSimNode::EvictOne(std::size_t prompt, std::size_t run) {
+  const std::size_t leading = Leading(prompt, run);
+  if (leading == 0) return;
+  Slot(SimKey(prompt, run * kRunBlocks + leading - 1)).clear();
+  if (world_.fault != FetchFault::kNeverWithdraws) Announce(prompt, run);
+}
+
+std::vector<RunAnswer> FetchSimNode::OnLocate(const Fingerprint& fingerprint,
+                                              const std::vector<RunQuery>& queries) {
+  std::vector<RunAnswer> answers;
+  for (const RunQuery& query : queries) {
+    answers.push_back(AnswerOf(
+        fingerprint, query, [this](const BlockKey& key) { return Has(key); }, process_->pointers));
+  }
+  return answers;
+}
+
+std::vector<SimPeerService::Block> FetchSimNode::OnPull(const Fingerprint&,
+                                                        const std::vector<BlockKey>& keys) {
+  std::vector<Block> blocks;
+  for (const BlockKey& key : keys) {
+    blocks.emplace_back();
+    if (!Has(key)) continue;
+    const std::string& bytes = Slot(key);
+    blocks.back() = {true, bytes, ChecksumOf(bytes)};
+  }
+  return blocks;
+}
+
+void FetchSimNode::OnAnnounce(const std::string& from_id, const std::string& from_incarnation,
+                              const std::vector<Announcement>& announcements) {
+  if (world_.events.tracing()) {
+    for (const Announcement& said : announcements) {
+      world_.events.Trace(absl::StrCat(member_.id, " hears from ", from_incarnation, ": ",
+                                       absl::Hex(said.anchor_hash), " ", said.count));
+    }
+  }
+  Member from;
+  from.id = from_id;
+  from.incarnation = from_incarnation;
+  process_->pointers.Announced(from, announcements);
+}
+
+absl::Status FetchSimNode::Keep(const Fingerprint&, const BlockKey& key, const Block& block) {
+  if (ChecksumOf(block.bytes) != block.checksum && world_.fault != FetchFault::kTrustsBytes) {
+    ++world_.report->blocks_refused;
+    return absl::DataLossError("checksum");
+  }
+  if (block.bytes != SimBytes(key)) {
+    world_.fail(absl::StrCat(member_.id, " keeps wrong bytes of ", key.ToHex()));
+  }
+  Slot(key) = block.bytes;
+  const Place place = PlaceOf(key);
+  Announce(place.prompt, place.index / kRunBlocks);
+  return absl::OkStatus();
+}
+
+void FetchSimNode::Read(std::size_t prompt, std::size_t count, const std::string& hint,
+                        std::int64_t timeout, std::function<void(std::vector<bool>)> done) {
+  Process& process = *process_;
+  const std::uint64_t id = process.next_reading++;
+  Reading& reading = process.readings[id];
+  const std::vector<BlockKey> keys = SimKeys(prompt, count);
+  // Two thirds of the time to find out, the rest to pull.
+  const std::int64_t now = process.loop.clock().MonotonicNanos();
+  reading.deadline = now + timeout;
+  reading.done = [this, keys, done = std::move(done)] {
+    std::vector<bool> here;
+    for (const BlockKey& key : keys) here.push_back(Has(key));
+    done(std::move(here));
+  };
+  RemoteLookup::Request request{.hint = hint, .deadline_nanos = now + timeout * 2 / 3};
+  for (const AnchorRun& run : RunsOf(keys)) {
+    const auto begin = keys.begin() + static_cast<std::ptrdiff_t>(run.first);
+    reading.runs.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(run.count));
+    request.runs.push_back({run.anchor, 0, reading.runs.back()});
+  }
+  ++world_.report->lookups;
+  process.lookup.Start(std::move(request), [this, id](const std::vector<RemoteLookup::Run>& found) {
+    Looked(id, found);
+  });
+}
+
+void FetchSimNode::Looked(std::uint64_t id, const std::vector<RemoteLookup::Run>& found) {
+  Process& process = *process_;
+  Reading& reading = process.readings.at(id);
+  const std::int64_t now = process.loop.clock().MonotonicNanos();
+  if (found.size() != reading.runs.size()) world_.fail("a lookup lost runs");
+  reading.open = 1;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (world_.events.tracing()) {
+      std::string line =
+          absl::StrCat(member_.id, " looked for ", reading.runs[i].size(), " blocks:");
+      for (const RemoteLookup::Source& source : found[i].sources) {
+        absl::StrAppend(&line, " ", source.member.id, source.told ? " has " : " may have ",
+                        std::popcount(source.blocks));
+      }
+      world_.events.Trace(line);
+    }
+    ++reading.open;
+    process.fetch.Start({.keys = reading.runs[i],
+                         .sources = found[i].sources,
+                         .call_nanos = (reading.deadline - now) / 3,
+                         .deadline_nanos = reading.deadline},
+                        [this, id](std::uint32_t) { Ended(id); });
+  }
+  Ended(id);
+}
+
+void FetchSimNode::Ended(std::uint64_t id) {
+  Process& process = *process_;
+  if (--process.readings.at(id).open > 0) return;
+  const auto node = process.readings.extract(id);
+  node.mapped().done();
+}
+
+std::string FetchSimNode::Check(bool at_rest) const {
+  if (!running() || stopped()) return "";
+  const Process& process = *process_;
+  const std::int64_t now = process.loop.clock().MonotonicNanos();
+  for (const auto& [id, reading] : process.readings) {
+    // A process that was stopped has just gone on, and does what is due first.
+    if (now > reading.deadline + kSimSecond) {
+      return absl::StrCat(member_.id, " has a reading that is overdue");
+    }
+  }
+  if (!at_rest) return "";
+  if (!process.readings.empty() || process.lookup.running() + process.lookup.calls() > 0 ||
+      process.fetch.running() > 0) {
+    return absl::StrCat(member_.id, " has operations open");
+  }
+  if (process.announcer.untold() > 0 && !world_.network.loses()) {
+    return absl::StrCat(member_.id, " has ", process.announcer.untold(), " anchors untold");
+  }
+  if (process.health.size() > process.view->members().size() || process.pointers.anchors() > 64) {
+    return absl::StrCat(member_.id, " remembers ", process.health.size(), " peers and ",
+                        process.pointers.anchors(), " anchors");
+  }
+  return "";
+}
+
+}  // namespace kvmill

@@ -1,0 +1,137 @@
+// One node of the fetch simulation: a store that survives its processes or does not, and a process
+// with the real parts of the fetch path on a simulated loop.
+#ifndef KVMILL_TESTS_CLUSTER_FETCH_SIM_NODE_H_
+#define KVMILL_TESTS_CLUSTER_FETCH_SIM_NODE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "service/cluster/announcer.h"
+#include "service/cluster/cluster_view.h"
+#include "service/cluster/peer_health.h"
+#include "service/cluster/pointer_table.h"
+#include "service/cluster/remote_fetch.h"
+#include "service/cluster/remote_lookup.h"
+#include "tests/cluster/fetch_sim.h"
+#include "tests/cluster/sim_loop.h"
+#include "tests/cluster/sim_peers.h"
+
+namespace kvmill {
+
+// Block `index` of prompt `prompt`: what it is called and what it holds.
+BlockKey SimKey(std::size_t prompt, std::size_t index);
+std::string SimBytes(const BlockKey& key);
+std::vector<BlockKey> SimKeys(std::size_t prompt, std::size_t count);
+
+inline constexpr std::int64_t kSimPointerLife = 20 * kSimSecond;
+
+// What nodes share: the world, and where they say what they saw.
+struct FetchSimWorld {
+  SimEvents& events;
+  SimNetwork& network;
+  SimHosts& hosts;
+  FetchFault fault = FetchFault::kNone;
+  std::function<void(const std::string&)> fail;
+  // A node has another view, made from the members of that number.
+  std::function<void(const ClusterView* old, const std::shared_ptr<const ClusterView>& view,
+                     std::uint64_t members_number)>
+      viewed;
+  FetchSimReport* report = nullptr;
+};
+
+class FetchSimNode : public SimPeerService {
+ public:
+  FetchSimNode(FetchSimWorld& world, std::size_t machine);
+  ~FetchSimNode() override;
+
+  const Member& member() const { return member_; }
+  bool running() const { return process_ != nullptr; }
+  bool stopped() const { return running() && process_->loop.stopped(); }
+
+  void Start(bool same_incarnation);
+  void Kill(bool lose_store);
+  void Stop() { process_->loop.Stop(); }
+  void Continue() { process_->loop.Continue(); }
+  void SetState(MemberState state) { member_.state = state; }
+
+  // A list of members arrives.
+  void SetMembers(const std::vector<Member>& members, std::uint64_t number);
+  std::uint64_t members_number() const { return running() ? process_->members_number : 0; }
+
+  // The engine's: stores the first `count` blocks of a prompt, or drops the last block of a run.
+  void Store(std::size_t prompt, std::size_t count);
+  void EvictOne(std::size_t prompt, std::size_t run);
+  // How many of the first blocks of a run are here.
+  std::size_t Leading(std::size_t prompt, std::size_t run) const;
+  // Who has some of a run, as this node was told.
+  std::vector<Pointer> Told(std::size_t prompt, std::size_t run) const;
+
+  // Looks for the first `count` blocks of a prompt, pulls those that are elsewhere, and says which
+  // are here then.
+  void Read(std::size_t prompt, std::size_t count, const std::string& hint, std::int64_t timeout,
+            std::function<void(std::vector<bool> here)> done);
+
+  // Empty, or what is not as it should be now: operations past their time; and, when `at_rest`,
+  // anything that still goes on or was never told.
+  std::string Check(bool at_rest) const;
+
+  // Peers call.
+  std::vector<RunAnswer> OnLocate(const Fingerprint& fingerprint,
+                                  const std::vector<RunQuery>& queries) override;
+  std::vector<Block> OnPull(const Fingerprint& fingerprint,
+                            const std::vector<BlockKey>& keys) override;
+  void OnAnnounce(const std::string& from_id, const std::string& from_incarnation,
+                  const std::vector<Announcement>& announcements) override;
+  absl::Status Keep(const Fingerprint& fingerprint, const BlockKey& key,
+                    const Block& block) override;
+
+  std::uint64_t calls_started() const { return process_->lookup.calls_started(); }
+  std::uint64_t hedges_started() const { return process_->lookup.hedges_started(); }
+
+ private:
+  struct Reading {
+    std::int64_t deadline = 0;
+    std::vector<std::vector<BlockKey>> runs;
+    std::size_t open = 0;
+    std::function<void()> done;
+  };
+  struct Process {
+    Process(FetchSimNode* node, const Member& self);
+    ~Process();
+    SimLoop loop;
+    SimPeers peers;
+    PeerHealth health;
+    PointerTable pointers;
+    Announcer announcer;
+    RemoteLookup lookup;
+    RemoteFetch fetch;
+    ViewKeeper keeper;
+    std::shared_ptr<const ClusterView> view;
+    std::uint64_t members_number = 0;
+    std::map<std::uint64_t, Reading> readings;
+    std::uint64_t next_reading = 1;
+  };
+
+  bool Has(const BlockKey& key) const;
+  std::string& Slot(const BlockKey& key);
+  void OnView(const std::shared_ptr<const ClusterView>& view);
+  void Announce(std::size_t prompt, std::size_t run);
+  void Looked(std::uint64_t id, const std::vector<RemoteLookup::Run>& found);
+  void Ended(std::uint64_t id);
+
+  FetchSimWorld& world_;
+  const std::size_t machine_;
+  Member member_;
+  std::uint64_t lives_ = 0;
+  std::map<std::size_t, std::vector<std::string>> store_;  // By prompt; empty: not here.
+  std::unique_ptr<Process> process_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_TESTS_CLUSTER_FETCH_SIM_NODE_H_
