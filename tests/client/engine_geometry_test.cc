@@ -52,7 +52,9 @@ TEST(EngineGeometryTest, WhatFitsPassesAndCrossesTheWireUnchanged) {
   ToProto(good, &wire);
   const auto back = FromProto(wire);
   ASSERT_TRUE(back.ok());
-  EXPECT_EQ(*back, good);
+  EngineGeometry said = good;  // What its regions are is told in words.
+  for (EngineRegion& region : said.regions) region.kind = EngineRegionKind::kPrivate;
+  EXPECT_EQ(*back, said);
   // Heads before tokens, as some engines have it.
   EngineGeometry hnd = good;
   hnd.layers[0].token_stride_bytes = 256;
@@ -154,6 +156,38 @@ TEST(EngineGeometryTest, EveryMismatchIsRefusedByNameAndValue) {
   ToProto(Good(), &wire);
   wire.mutable_layers(0)->set_element(v1::ENGINE_ELEMENT_UNSPECIFIED);
   EXPECT_THAT(std::string(FromProto(wire).status().message()), HasSubstr("layers[0]: element 0"));
+}
+
+TEST(EngineGeometryTest, WhatARegionIsCrossesTheWireAndItsMemoryDoesNot) {
+  EngineGeometry geometry = Good();
+  const auto across = [&] {
+    v1::EngineGeometry wire;
+    ToProto(geometry, &wire);
+    const auto back = FromProto(wire);
+    EXPECT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(back->regions[0].fd, -1);
+    EXPECT_FALSE(back->regions[0].device_memory.has_value());
+    return back->regions[0].kind;
+  };
+  EngineRegion& region = geometry.regions[0];
+  EXPECT_EQ(across(), EngineRegionKind::kPrivate);
+  region.fd = 7;
+  EXPECT_EQ(across(), EngineRegionKind::kMemfd);
+  region.device_memory.emplace();
+  EXPECT_THAT(CheckGeometry(Spec(), geometry).ToString(),
+              HasSubstr("fd 7, want none beside memory of a GPU"));
+  region.fd = -1;
+  EXPECT_EQ(across(), EngineRegionKind::kDeviceIpc);
+  EXPECT_TRUE(CheckGeometry(Spec(), geometry).ok());
+  region.kind = EngineRegionKind::kMemfd;
+  EXPECT_THAT(CheckGeometry(Spec(), geometry).ToString(), HasSubstr("kind 2, want 0"));
+
+  v1::EngineGeometry wire;
+  ToProto(Good(), &wire);
+  wire.mutable_regions(0)->clear_kind();  // An older client.
+  EXPECT_EQ(FromProto(wire)->regions[0].kind, EngineRegionKind::kUnsaid);
+  wire.mutable_regions(0)->set_kind(static_cast<v1::EngineRegionKind>(4));  // A later one.
+  EXPECT_EQ(FromProto(wire).status().code(), absl::StatusCode::kUnimplemented);
 }
 
 }  // namespace
