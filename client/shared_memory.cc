@@ -28,13 +28,22 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(std::size_t bytes) {
   memory.fd_ = memfd_create("kvmill-engine", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (memory.fd_ < 0) return failed("memfd_create");
   if (ftruncate(memory.fd_, static_cast<off_t>(memory.bytes_)) != 0) return failed("ftruncate");
-  if (fcntl(memory.fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) return failed("seals");
   void* data = mmap(nullptr, memory.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd_, 0);
   if (data == MAP_FAILED) return failed("mmap");
   memory.data_ = static_cast<std::byte*>(data);
   if (madvise(data, memory.bytes_, MADV_DONTFORK) != 0) return failed("madvise");
   madvise(data, memory.bytes_, MADV_DONTDUMP);
   madvise(data, memory.bytes_, MADV_HUGEPAGE);  // Where the system has them for shared memory.
+  // Now, where it can be refused, and in this process's account. Through the mapping, which knows
+  // of huge pages; Linux before 5.14 cannot.
+  if (madvise(data, memory.bytes_, MADV_POPULATE_WRITE) != 0 &&
+      (errno != EINVAL || fallocate(memory.fd_, 0, 0, static_cast<off_t>(memory.bytes_)) != 0)) {
+    return failed("allocating it");
+  }
+  // After the mapping, which stays writable.
+  if (fcntl(memory.fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) != 0) {
+    return failed("seals");
+  }
   return memory;
 }
 

@@ -17,7 +17,9 @@ namespace kvmill {
 
 absl::StatusOr<std::unique_ptr<const SharedRegion>> SharedRegion::Map(int fd,
                                                                       std::uint64_t offset_bytes,
-                                                                      std::uint64_t bytes) {
+                                                                      std::uint64_t bytes,
+                                                                      Holes holes) {
+  // Of an unknown file only its seals are asked: that never waits, whatever it is.
   struct stat info {};
   struct statfs file_system {};
   const int seals = fcntl(fd, F_GET_SEALS);
@@ -25,6 +27,11 @@ absl::StatusOr<std::unique_ptr<const SharedRegion>> SharedRegion::Map(int fd,
   if (seals < 0 || fstat(fd, &info) != 0 || fstatfs(fd, &file_system) != 0 ||
       file_system.f_type != TMPFS_MAGIC) {
     return absl::InvalidArgumentError("shared memory must be a memfd of ordinary pages");
+  }
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || (flags & O_ACCMODE) == O_WRONLY) {
+    return absl::InvalidArgumentError(
+        "shared memory whose descriptor is open for writing only: it must be readable");
   }
   if ((seals & F_SEAL_SHRINK) == 0) {
     return absl::InvalidArgumentError(
@@ -35,6 +42,21 @@ absl::StatusOr<std::unique_ptr<const SharedRegion>> SharedRegion::Map(int fd,
       end > static_cast<std::uint64_t>(info.st_size)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "shared memory of ", info.st_size, " bytes, want ", bytes, " from ", offset_bytes, " on"));
+  }
+  if (holes == Holes::kNone) {
+    if ((seals & F_SEAL_FUTURE_WRITE) == 0) {
+      return absl::InvalidArgumentError(
+          "shared memory without F_SEAL_FUTURE_WRITE: a user other than the daemon's could punch "
+          "holes, and reading would fill them at the daemon's cost");
+    }
+    // Not SEEK_HOLE, which waits for a lock that whoever writes to the file holds.
+    constexpr std::uint64_t kBlockBytes = 512;
+    const std::uint64_t present = static_cast<std::uint64_t>(info.st_blocks) * kBlockBytes;
+    if (present < static_cast<std::uint64_t>(info.st_size)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "shared memory of ", info.st_size, " bytes, ", present, " of them allocated: a user ",
+          "other than the daemon's allocates all before it is shared (fallocate)"));
+    }
   }
   const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   const std::uint64_t lead = offset_bytes % page;

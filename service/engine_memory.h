@@ -33,12 +33,17 @@ struct DeviceAllocation {
 // Memory of another process, to be read. Constant; unmapped with its owner.
 class SharedRegion {
  public:
+  // Whether reading may make pages, which the kernel accounts to whoever touches them first.
+  enum class Holes : std::uint8_t {
+    kAllowed,
+    kNone,  // All pages are there, and F_SEAL_FUTURE_WRITE keeps them: nobody can punch holes.
+  };
   // `bytes` from `offset_bytes` on of the memory behind `fd`, which may be closed afterwards. Takes
   // nothing that the other process could make end this one: INVALID_ARGUMENT when it is no memfd of
-  // ordinary pages, lacks F_SEAL_SHRINK, or is too small. RESOURCE_EXHAUSTED when it cannot be
-  // mapped.
+  // ordinary pages, cannot be read, lacks F_SEAL_SHRINK, or is too small, and by `holes`.
+  // RESOURCE_EXHAUSTED when it cannot be mapped. Never waits for the other process.
   static absl::StatusOr<std::unique_ptr<const SharedRegion>> Map(int fd, std::uint64_t offset_bytes,
-                                                                 std::uint64_t bytes);
+                                                                 std::uint64_t bytes, Holes holes);
   // `bytes` from `offset_bytes` on of an allocation, whose owners are all regions in it.
   // INVALID_ARGUMENT when it ends before.
   static absl::StatusOr<std::unique_ptr<const SharedRegion>> In(

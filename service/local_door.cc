@@ -50,6 +50,8 @@ bool SameToken(const std::array<std::uint8_t, kDoorTokenBytes>& a, absl::string_
   return difference == 0;
 }
 
+std::size_t AsSize(ssize_t bytes) { return static_cast<std::size_t>(bytes); }
+
 std::uint64_t HeadOf(const void* token) {
   std::uint64_t head = 0;
   std::memcpy(&head, token, sizeof(head));
@@ -86,6 +88,7 @@ void LocalDoor::Start(Handlers handlers) {
 }
 
 void LocalDoor::Stop() {
+  closer_.Stop();  // The thread waits for nobody now.
   if (!thread_.joinable()) return;
   const std::uint64_t one = 1;
   const ssize_t written = write(stop_.get(), &one, sizeof(one));
@@ -136,6 +139,13 @@ void LocalDoor::Run() {
     DropSilent();
   }
   while (!clients_.empty()) Drop(clients_.begin()->first);
+  // Who was not let in may have sent descriptors already.
+  shutdown(listener_->fd(), SHUT_RDWR);
+  for (;;) {
+    OwnedFd fd(accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) break;
+    closer_.HangUp(std::move(fd));
+  }
 }
 
 void LocalDoor::Accept() {
@@ -149,11 +159,13 @@ void LocalDoor::Accept() {
       }
       return;
     }
-    AddClient(std::move(fd));
+    AddClient(&fd);
+    if (fd.valid()) HangUp(std::move(fd));
   }
 }
 
-void LocalDoor::AddClient(OwnedFd fd) {
+void LocalDoor::AddClient(OwnedFd* connection) {
+  const OwnedFd& fd = *connection;
   ucred peer{};
   socklen_t bytes = sizeof(peer);
   if (getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return;
@@ -190,7 +202,7 @@ void LocalDoor::AddClient(OwnedFd fd) {
   if (client.process.valid() && !Watch(epoll_.get(), client.process.get(), id | kProcessBit)) {
     return;
   }
-  client.fd = std::move(fd);
+  client.fd = std::move(*connection);
   last_id_ = id;
   ++silent_;
   ++clients_of_uid_[peer.uid];
@@ -205,8 +217,8 @@ void LocalDoor::Refuse(int fd, const absl::Status& status, std::uint32_t request
 
 bool LocalDoor::Receive(DoorClientId id, Client& client) {
   std::byte packet[kDoorMessageBytesMax];
-  // Room for one descriptor; the kernel closes what else comes along.
-  alignas(cmsghdr) char control[CMSG_LEN(sizeof(int))];
+  // Room for all descriptors that may come along: the kernel would close the others here.
+  alignas(cmsghdr) char control[CMSG_SPACE(kPassedDescriptorsMax * sizeof(int))];
   iovec part{packet, sizeof(packet)};
   msghdr received{};
   received.msg_iov = &part;
@@ -215,25 +227,27 @@ bool LocalDoor::Receive(DoorClientId id, Client& client) {
   received.msg_controllen = sizeof(control);
   const ssize_t bytes =
       recvmsg(client.fd.get(), &received, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
-  OwnedFd passed;  // Closed unless somebody takes it.
-  const cmsghdr* c = bytes > 0 ? CMSG_FIRSTHDR(&received) : nullptr;
-  if (c != nullptr && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
-      c->cmsg_len == CMSG_LEN(sizeof(int))) {
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(c), sizeof(fd));
-    passed = OwnedFd(fd);
-  }
   if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-  if (bytes <= 0) return false;
+  if (bytes < 0) return false;
+  std::vector<OwnedFd> passed = PassedDescriptors(received);
+  const bool stays =
+      Handle(id, client, absl::MakeConstSpan(packet, std::min(sizeof(packet), AsSize(bytes))),
+             AsSize(bytes), passed.empty() ? -1 : passed.front().get());
+  for (OwnedFd& fd : passed) closer_.Close(std::move(fd));
+  return stays;
+}
+
+bool LocalDoor::Handle(DoorClientId id, Client& client, absl::Span<const std::byte> message,
+                       std::size_t bytes, int passed) {
+  if (bytes == 0) return false;
   const auto refuse = [&](const absl::Status& status) {
     Refuse(client.fd.get(), status);
     return false;
   };
-  if (static_cast<std::size_t>(bytes) > sizeof(packet)) {
+  if (bytes > message.size()) {
     return refuse(absl::InvalidArgumentError(
-        absl::StrCat("door message of ", bytes, " bytes, want at most ", sizeof(packet))));
+        absl::StrCat("door message of ", bytes, " bytes, want at most ", kDoorMessageBytesMax)));
   }
-  const auto message = absl::MakeConstSpan(packet, static_cast<std::size_t>(bytes));
   const absl::StatusOr<DoorHeader> header = ParseDoorHeader(message);
   if (!header.ok()) return refuse(header.status());
   if (client.silent) {
@@ -244,13 +258,12 @@ bool LocalDoor::Receive(DoorClientId id, Client& client) {
   if (header->kind == static_cast<std::uint16_t>(DoorKind::kRegion)) {
     const absl::StatusOr<DoorRegion> region = ParseDoorMessage<DoorRegion>(message);
     if (!region.ok()) return refuse(region.status());
-    return AnswerRegion(client, *region, handlers_.region(id, *region, std::move(passed)));
+    return AnswerRegion(client, *region, handlers_.region(PeerOf(id, client), *region, passed));
   }
   if (header->kind == static_cast<std::uint16_t>(DoorKind::kDeviceRegion)) {
     const absl::StatusOr<DoorDeviceRegion> region = ParseDoorMessage<DoorDeviceRegion>(message);
     if (!region.ok()) return refuse(region.status());
-    const DoorPeer peer = {id, client.uid, client.pid, client.process.get()};
-    return AnswerRegion(client, *region, handlers_.device_region(peer, *region));
+    return AnswerRegion(client, *region, handlers_.device_region(PeerOf(id, client), *region));
   }
   const absl::StatusOr<DoorArenaRequest> request = ParseDoorMessage<DoorArenaRequest>(message);
   if (!request.ok()) return refuse(request.status());
@@ -336,8 +349,14 @@ void LocalDoor::Drop(DoorClientId id) {
     MutexLock lock(mu_);
     tokens_.erase(client.token_head);
   }
-  clients_.erase(it);  // Closes, and so leaves epoll.
+  HangUp(std::move(it->second.fd));
+  clients_.erase(it);  // Closes the pidfd, which so leaves epoll.
   if (!silent) handlers_.left(id);
+}
+
+void LocalDoor::HangUp(OwnedFd fd) {
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd.get(), nullptr);  // It may stay open for a while.
+  closer_.HangUp(std::move(fd));
 }
 
 void LocalDoor::DropSilent() {

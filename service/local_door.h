@@ -6,16 +6,17 @@
 // process behind it (a child of that process may still hold the connection), is the definitive
 // death of the client.
 //
-// One thread serves everybody, one message of a client at a time, and never waits for any of them:
-// a client that sends garbage, floods or does not read what it is sent is hung up on, one that
-// connects and says nothing after a while, or earlier when others want in. Messages are in
-// client/door_protocol.h. Thread-safe.
+// One thread serves everybody, one message of a client at a time, and never waits for any of them,
+// nor for what they pass (service/descriptor_closer.h): a client that sends garbage, floods or does
+// not read what it is sent is hung up on, one that connects and says nothing after a while, or
+// earlier when others want in. Messages are in client/door_protocol.h. Thread-safe.
 #ifndef KVMILL_SERVICE_LOCAL_DOOR_H_
 #define KVMILL_SERVICE_LOCAL_DOOR_H_
 
 #include <sys/types.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -28,8 +29,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "client/door_client.h"
 #include "client/door_protocol.h"
+#include "service/descriptor_closer.h"
 #include "service/unix_listener.h"
 #include "storage/core/clock.h"
 #include "storage/core/mutex.h"
@@ -67,8 +70,9 @@ class LocalDoor {
     std::function<absl::StatusOr<DoorClient::ArenaMemory>(DoorClientId client,
                                                           const DoorArenaRequest& request)>
         arena;
-    // Takes the memory of a region of this client's; the descriptor may be invalid, and is closed.
-    std::function<absl::Status(DoorClientId client, const DoorRegion& region, OwnedFd fd)> region;
+    // Takes the memory of a region of this client's. The descriptor is any that somebody passed
+    // (-1: none), and is not the handler's to close: nothing must be done with it that could wait.
+    std::function<absl::Status(const DoorPeer& peer, const DoorRegion& region, int fd)> region;
     // The same of memory of a GPU.
     std::function<absl::Status(const DoorPeer& peer, const DoorDeviceRegion& region)> device_region;
   };
@@ -107,15 +111,22 @@ class LocalDoor {
   LocalDoor(Options options, const Clock& clock) : options_(std::move(options)), clock_(clock) {}
   void Run();
   void Accept();
-  void AddClient(OwnedFd fd);
+  void AddClient(OwnedFd* connection);  // Leaves there whom it does not let in.
   void Refuse(int fd, const absl::Status& status, std::uint32_t request = 0);
   // False: the client goes.
   bool Receive(DoorClientId id, Client& client);
+  static DoorPeer PeerOf(DoorClientId id, const Client& client) {
+    return {id, client.uid, client.pid, client.process.get()};
+  }
+  // Of a message of `bytes`, `message` is what there was room for.
+  bool Handle(DoorClientId id, Client& client, absl::Span<const std::byte> message,
+              std::size_t bytes, int passed);
   bool Welcome(DoorClientId id, Client& client, std::uint32_t request);
   bool SendArena(DoorClientId id, Client& client, const DoorArenaRequest& request);
   template <typename Region>  // DoorRegion or DoorDeviceRegion.
   bool AnswerRegion(Client& client, const Region& region, const absl::Status& taken);
   void Drop(DoorClientId id);
+  void HangUp(OwnedFd fd);
   void DropSilent();
 
   const Options options_;
@@ -124,6 +135,7 @@ class LocalDoor {
   std::unique_ptr<UnixListener> listener_;
   OwnedFd epoll_;
   OwnedFd stop_;  // eventfd.
+  DescriptorCloser closer_;
   std::thread thread_;
 
   // The thread's own. By age.

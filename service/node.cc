@@ -110,7 +110,7 @@ class Node::Impl {
   absl::Status StartHttp();
   absl::StatusOr<DoorClient::ArenaMemory> ArenaFor(DoorClientId client,
                                                    const DoorArenaRequest& request);
-  absl::Status TakeRegion(DoorClientId client, const DoorRegion& region, const OwnedFd& fd);
+  absl::Status TakeRegion(const DoorPeer& peer, const DoorRegion& region, int fd);
   absl::Status TakeDeviceRegion(const DoorPeer& peer, const DoorDeviceRegion& region);
   void StartDraining();
   bool Ready() const { return !context_->draining.load(std::memory_order_relaxed); }
@@ -202,8 +202,8 @@ absl::Status Node::Impl::Start() {
   door_handlers.arena = [this](DoorClientId client, const DoorArenaRequest& request) {
     return ArenaFor(client, request);
   };
-  door_handlers.region = [this](DoorClientId client, const DoorRegion& region, OwnedFd fd) {
-    return TakeRegion(client, region, fd);
+  door_handlers.region = [this](const DoorPeer& peer, const DoorRegion& region, int fd) {
+    return TakeRegion(peer, region, fd);
   };
   door_handlers.device_region = [this](const DoorPeer& peer, const DoorDeviceRegion& region) {
     return TakeDeviceRegion(peer, region);
@@ -406,16 +406,19 @@ absl::StatusOr<DoorClient::ArenaMemory> Node::Impl::ArenaFor(DoorClientId client
   return memory;
 }
 
-absl::Status Node::Impl::TakeRegion(DoorClientId client, const DoorRegion& region,
-                                    const OwnedFd& fd) {
+absl::Status Node::Impl::TakeRegion(const DoorPeer& peer, const DoorRegion& region, int fd) {
   if (region.kind != static_cast<std::uint8_t>(DoorRegionKind::kMemfd)) {
     return absl::UnimplementedError(
         absl::StrCat("region kind ", region.kind, ": this daemon takes memfds only"));
   }
-  if (!fd.valid()) return absl::InvalidArgumentError("a region without a descriptor");
-  KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<const SharedRegion> memory,
-                          SharedRegion::Map(fd.get(), region.offset_bytes, region.bytes));
-  return sessions_->Share(client, region.registration, region.region, std::move(memory));
+  if (fd < 0) return absl::InvalidArgumentError("a region without a descriptor");
+  // The daemon's own user and root could end it anyhow; they may share memory before they touch it.
+  const bool trusted = peer.uid == geteuid() || peer.uid == 0;
+  KVMILL_ASSIGN_OR_RETURN(
+      std::unique_ptr<const SharedRegion> memory,
+      SharedRegion::Map(fd, region.offset_bytes, region.bytes,
+                        trusted ? SharedRegion::Holes::kAllowed : SharedRegion::Holes::kNone));
+  return sessions_->Share(peer.client, region.registration, region.region, std::move(memory));
 }
 
 absl::Status Node::Impl::TakeDeviceRegion(const DoorPeer& peer, const DoorDeviceRegion& region) {

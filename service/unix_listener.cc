@@ -83,6 +83,13 @@ absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Create(const std::st
       0) {
     return SystemError("bind", path, errno);
   }
+  if (type == Type::kStream) {
+    // Connections inherit it. Nobody wants descriptors there, and closing some takes as long as
+    // their sender likes. Linux before 6.16 does not know it.
+    constexpr int kSoPassRights = 83;  // SO_PASSRIGHTS
+    const int no = 0;
+    setsockopt(listener->listen_fd_, SOL_SOCKET, kSoPassRights, &no, sizeof(no));
+  }
   listener->path_ = path;  // From here on the destructor removes the socket.
   if (chmod(path.c_str(), 0660) != 0) return SystemError("chmod", path, errno);
   if (listen(listener->listen_fd_, 128) != 0) return SystemError("listen", path, errno);

@@ -13,9 +13,12 @@
 //     pages_loop NAME COUNT  Stores blocks from shared memory until it is killed, and says
 //     "running"
 //                            first; one store waits all the time for values to be ready.
-//     fetch_loop NAME COUNT  Stores COUNT blocks, then fetches them until it is killed.
+//     share NAME COUNT       Says what the daemon says to shared memory: of the library, and
+//     sparse. fetch_loop NAME COUNT  Stores COUNT blocks, then fetches them until it is killed.
 // With --ucx before COMMAND blocks travel over UCX.
 // The namespace is "n" of a small model; keys are those of daemon_fixture.cc.
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -76,26 +79,49 @@ std::uint32_t Fetch(Client& client, const ClientNamespace& ns, const std::vector
   return count;
 }
 
-// Blocks from one page of whole blocks, in shared memory or on `device`.
-void StorePagesForEver(Client& client, const ClientNamespace& ns, const std::string& name,
-                       std::uint32_t count, Device* device) {
-  const std::uint64_t page_bytes = std::uint64_t{2} * kTokens * kHeads * kHeadDim;
-  SharedMemory memory;
-  std::unique_ptr<DeviceMemory> on_device;
+constexpr std::uint64_t kPageBytes = std::uint64_t{2} * kTokens * kHeads * kHeadDim;
+
+// One page of whole blocks.
+EngineGeometry GeometryOf(const EngineRegion& region) {
   EngineGeometry geometry;
   EngineLayers l;
   l.block_tokens = l.page_tokens = kTokens;
   l.head_dim = kHeadDim;
   l.head_count = kHeads;
   l.page_count = 1;
-  l.page_bytes = l.page_stride_bytes = page_bytes;
+  l.page_bytes = l.page_stride_bytes = kPageBytes;
   l.head_stride_bytes = 2 * kHeadDim;
   l.token_stride_bytes = 2 * kHeadDim * kHeads;
-  l.keys = {{0, 0}, {0, page_bytes}};
-  l.values = {{0, 2 * page_bytes}, {0, 3 * page_bytes}};
+  l.keys = {{0, 0}, {0, kPageBytes}};
+  l.values = {{0, 2 * kPageBytes}, {0, 3 * kPageBytes}};
   geometry.layers = {l};
+  geometry.regions = {region};
+  return geometry;
+}
+
+// What the daemon says to memory of the library, and to a memfd without pages.
+void ShareBoth(Client& client, const ClientNamespace& ns) {
+  const SharedMemory memory = Need(SharedMemory::Create(4 * kPageBytes));
+  const int sparse = memfd_create("sparse", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (ftruncate(sparse, 4 * kPageBytes) != 0 ||
+      fcntl(sparse, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE) != 0) {
+    std::exit(101);
+  }
+  for (const int fd : {memory.fd(), sparse}) {
+    const auto taken =
+        client.RegisterMemory(ns, GeometryOf({.base = 0x10000, .bytes = 4 * kPageBytes, .fd = fd}));
+    std::printf("%s; ", taken.status().ToString().c_str());
+  }
+  std::printf("\n");
+}
+
+// Blocks from one page of whole blocks, in shared memory or on `device`.
+void StorePagesForEver(Client& client, const ClientNamespace& ns, const std::string& name,
+                       std::uint32_t count, Device* device) {
+  SharedMemory memory;
+  std::unique_ptr<DeviceMemory> on_device;
   EngineRegion region;
-  region.bytes = 4 * page_bytes;
+  region.bytes = 4 * kPageBytes;
   if (device == nullptr) {
     memory = Need(SharedMemory::Create(region.bytes));
     region.base = reinterpret_cast<std::uintptr_t>(memory.data());
@@ -106,7 +132,7 @@ void StorePagesForEver(Client& client, const ClientNamespace& ns, const std::str
     const IpcMemory exported = Need(device->ExportIpc(on_device->address(), region.bytes));
     region.device_memory = {exported.handle, exported.allocation_bytes, exported.offset_bytes};
   }
-  geometry.regions = {region};
+  const EngineGeometry geometry = GeometryOf(region);
   const std::uint64_t registration = Need(client.RegisterMemory(ns, geometry));
   const std::uint64_t zero = 0;
   const PageNumbers list(&zero, 1);
@@ -192,6 +218,8 @@ int Main(std::vector<std::string> arguments) {
     StorePagesForEver(*client, ns, name, count, nullptr);
   } else if (command == "device_pages_loop") {
     StorePagesForEver(*client, ns, name, count, device.get());
+  } else if (command == "share") {
+    ShareBoth(*client, ns);
   } else if (command == "device_memory") {
     const auto memory = Need(device->Allocate(std::size_t{2} << 20, "engine"));
     const IpcMemory exported = Need(device->ExportIpc(memory->address(), memory->bytes()));

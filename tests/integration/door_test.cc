@@ -144,6 +144,15 @@ TEST_F(DoorTest, UsersAreTenantsThatNeitherHitNorListNorCountOneAnother) {
   EXPECT_EQ(say(kSomebodyElse, {"find", "s", "4"}), "hits 2 listed 2 blocks 2");
 }
 
+TEST_F(DoorTest, OnlyTheDaemonsOwnUserSharesMemoryWithHoles) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to act as another user";
+  Start();
+  LetOthersIn();
+  EXPECT_EQ(Probe({"share", "s", "1"}, getuid())->ReadLine(), "OK; OK; ");
+  EXPECT_THAT(Probe({"share", "s", "1"}, kSomebody)->ReadLine(),
+              ::testing::MatchesRegex("OK; INVALID_ARGUMENT: region 0: .*, 0 of them allocated.*"));
+}
+
 TEST_F(DoorTest, WhoIsNotLetInIsTold) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to act as another user";
   Start();

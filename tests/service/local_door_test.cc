@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -14,8 +15,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <set>
 #include <thread>
@@ -23,6 +26,7 @@
 
 #include "client/door_client.h"
 #include "service/callers.h"
+#include "service/descriptor_closer.h"
 
 namespace kvmill {
 namespace {
@@ -45,9 +49,15 @@ class LocalDoorTest : public testing::Test {
   }
 
   void Open() {
+    Create();
+    Start();
+  }
+  void Create() {
     auto door = LocalDoor::Create(options_, clock_);
     ASSERT_TRUE(door.ok()) << door.status();
     door_ = *std::move(door);
+  }
+  void Start() {
     LocalDoor::Handlers handlers;
     handlers.entered = [this](DoorClientId id) {
       MutexLock lock(mu_);
@@ -68,9 +78,10 @@ class LocalDoorTest : public testing::Test {
       EXPECT_EQ(pwrite(fd.get(), "arena", 5, 0), 5);
       return DoorClient::ArenaMemory{std::move(fd), 4096};
     };
-    handlers.region = [](DoorClientId, const DoorRegion& region, OwnedFd fd) -> absl::Status {
+    handlers.region = [](const DoorPeer& peer, const DoorRegion& region, int fd) -> absl::Status {
+      EXPECT_EQ(peer.uid, getuid());
       char text[6] = {};
-      if (pread(fd.get(), text, 5, 0) < 0) return absl::InvalidArgumentError("no descriptor");
+      if (pread(fd, text, 5, 0) < 0) return absl::InvalidArgumentError("no descriptor");
       if (region.registration != 1) return absl::NotFoundError(text);
       return absl::OkStatus();
     };
@@ -96,6 +107,24 @@ class LocalDoorTest : public testing::Test {
   static bool Send(const OwnedFd& fd, absl::Span<const std::byte> packet) {
     return send(fd.get(), packet.data(), packet.size(), MSG_NOSIGNAL) ==
            static_cast<ssize_t>(packet.size());
+  }
+  static bool SendWith(const OwnedFd& fd, absl::Span<const std::byte> packet,
+                       const std::vector<int>& passed) {
+    iovec part{const_cast<std::byte*>(packet.data()), packet.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(kPassedDescriptorsMax * sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (!passed.empty()) {
+      message.msg_control = control;
+      message.msg_controllen = CMSG_SPACE(passed.size() * sizeof(int));
+      cmsghdr* c = CMSG_FIRSTHDR(&message);
+      c->cmsg_level = SOL_SOCKET;
+      c->cmsg_type = SCM_RIGHTS;
+      c->cmsg_len = CMSG_LEN(passed.size() * sizeof(int));
+      std::memcpy(CMSG_DATA(c), passed.data(), passed.size() * sizeof(int));
+    }
+    return sendmsg(fd.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(packet.size());
   }
   // The next packet; empty when the door hung up, or after 10 s without one (which fails).
   static std::vector<std::byte> Read(const OwnedFd& fd) {
@@ -126,6 +155,17 @@ class LocalDoorTest : public testing::Test {
     client.Enter(std::chrono::system_clock::now() + timeout,
                  [&](Entering pass) { entered.set_value(std::move(pass)); });
     return entered.get_future().get();
+  }
+  static std::ptrdiff_t Descriptors() {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  }
+  // What is not wanted is closed beside the door's thread.
+  static bool WaitDescriptors(std::ptrdiff_t count) {
+    const auto deadline = steady_clock::now() + std::chrono::seconds(10);
+    while (Descriptors() != count && steady_clock::now() < deadline) usleep(5'000);
+    EXPECT_EQ(Descriptors(), count);
+    return Descriptors() == count;
   }
   std::size_t inside() {
     MutexLock lock(mu_);
@@ -286,22 +326,16 @@ TEST_F(LocalDoorTest, ClientsAreCountedAndTheLimitIsNamed) {
 
 TEST_F(LocalDoorTest, ThousandsOfConnectionsLeaveNothingBehind) {
   Open();
-  const auto descriptors = [] {
-    const std::filesystem::directory_iterator all("/proc/self/fd");
-    return std::distance(begin(all), end(all));
-  };
   Hello(Connect());
   ASSERT_TRUE(WaitInside(0));
-  const auto before = descriptors();
+  const auto before = Descriptors();
   for (int i = 0; i < 5000; ++i) {
     OwnedFd fd = Connect();
     if (i % 3 == 0) fd = Hello(std::move(fd));
     if (i % 3 == 1) Send(fd, BytesOf(MakeDoorMessage<DoorHello>()));
   }
   EXPECT_TRUE(WaitInside(0));
-  const auto deadline = steady_clock::now() + std::chrono::seconds(10);
-  while (descriptors() > before && steady_clock::now() < deadline) usleep(10'000);
-  EXPECT_EQ(descriptors(), before);
+  EXPECT_TRUE(WaitDescriptors(before));
   Hello(Connect());
 }
 
@@ -405,10 +439,6 @@ TEST_F(LocalDoorTest, CallsOnTheSocketNeedTheTokenOfTheirUser) {
 
 TEST_F(LocalDoorTest, MemoryGoesInAndDescriptorsThatNobodyWantsAreClosed) {
   Open();
-  const auto descriptors = [] {
-    const std::filesystem::directory_iterator all("/proc/self/fd");
-    return std::distance(begin(all), end(all));
-  };
   DoorClient client(options_.path, [](std::uint64_t) {});
   const Entering pass = Enter(client, std::chrono::seconds(10));
   ASSERT_TRUE(pass.ok());
@@ -416,7 +446,7 @@ TEST_F(LocalDoorTest, MemoryGoesInAndDescriptorsThatNobodyWantsAreClosed) {
   EXPECT_FALSE((*pass)->DaemonIsGone());
   const OwnedFd memory(memfd_create("region", MFD_CLOEXEC));
   ASSERT_EQ(pwrite(memory.get(), "bytes", 5, 0), 5);
-  const auto before = descriptors();
+  const auto before = Descriptors();
   // Many at once: the door hangs up on who lets answers pile up.
   std::vector<std::promise<absl::Status>> taken(200);
   for (std::size_t i = 0; i < taken.size(); ++i) {
@@ -435,26 +465,10 @@ TEST_F(LocalDoorTest, MemoryGoesInAndDescriptorsThatNobodyWantsAreClosed) {
   // Below the client: descriptors where none belongs, and none or two where one does.
   const OwnedFd raw = Hello(Connect());
   const auto send_with = [&](absl::Span<const std::byte> packet, std::size_t count) {
-    iovec part{const_cast<std::byte*>(packet.data()), packet.size()};
-    alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    if (count > 0) {
-      message.msg_control = control;
-      message.msg_controllen = CMSG_SPACE(count * sizeof(int));
-      cmsghdr* c = CMSG_FIRSTHDR(&message);
-      c->cmsg_level = SOL_SOCKET;
-      c->cmsg_type = SCM_RIGHTS;
-      c->cmsg_len = CMSG_LEN(count * sizeof(int));
-      const int fd = memory.get();
-      for (std::size_t i = 0; i < count; ++i) {
-        std::memcpy(CMSG_DATA(c) + i * sizeof(int), &fd, sizeof(fd));
-      }
-    }
-    return sendmsg(raw.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(packet.size());
+    return SendWith(raw, packet, std::vector<int>(count, memory.get()));
   };
-  const auto with_raw = descriptors();
+  const auto with_raw = before + 3;  // Both ends of a connection, and the process behind it.
+  EXPECT_TRUE(WaitDescriptors(with_raw));
   for (int round = 0; round < 50; ++round) {
     auto request = MakeDoorMessage<DoorArenaRequest>(1);
     ASSERT_TRUE(send_with(BytesOf(request), 1 + static_cast<std::size_t>(round) % 4));
@@ -466,8 +480,133 @@ TEST_F(LocalDoorTest, MemoryGoesInAndDescriptorsThatNobodyWantsAreClosed) {
     ASSERT_TRUE(send_with(BytesOf(region), 0));
     EXPECT_EQ(StatusFrom(*ParseDoorMessage<DoorRefusal>(Read(raw))).message(), "no descriptor");
   }
-  EXPECT_EQ(descriptors(), with_raw);
-  EXPECT_EQ(with_raw, before + 3) << "both ends of a connection, and the process behind it";
+  EXPECT_TRUE(WaitDescriptors(with_raw));
+
+  // As many as the kernel takes, and with a message of no bytes, after which the door hangs up.
+  ASSERT_TRUE(send_with(BytesOf(MakeDoorMessage<DoorArenaRequest>(1)), kPassedDescriptorsMax));
+  EXPECT_EQ(StatusFrom(*ParseDoorMessage<DoorRefusal>(Read(raw))).message(), "no such lease");
+  EXPECT_TRUE(WaitDescriptors(with_raw));
+  ASSERT_TRUE(send_with({}, 1));
+  EXPECT_TRUE(Read(raw).empty());
+  EXPECT_TRUE(WaitDescriptors(before + 1)) << "this end of the connection";
+}
+
+// A connection whose buffers are full and whose close() waits for `seconds`.
+struct Lingering {
+  explicit Lingering(int seconds) {
+    const OwnedFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof(address);
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(listener.get(), any, bytes), 0);
+    EXPECT_EQ(listen(listener.get(), 1), 0);
+    EXPECT_EQ(getsockname(listener.get(), any, &bytes), 0);
+    fd = OwnedFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(connect(fd.get(), any, bytes), 0);
+    peer = OwnedFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const std::vector<char> zeros(1 << 20);
+    while (send(fd.get(), zeros.data(), zeros.size(), MSG_DONTWAIT) > 0) {
+    }
+    const linger on{1, seconds};
+    EXPECT_EQ(setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &on, sizeof(on)), 0);
+  }
+  OwnedFd fd;
+  OwnedFd peer;  // Reads nothing.
+};
+
+// Everything is sent before the door opens, so that it has the last copy of each descriptor.
+TEST_F(LocalDoorTest, WhatTakesLongToCloseKeepsNobodyWaiting) {
+  constexpr int kSeconds = 60;
+  std::vector<OwnedFd> peers;
+  const auto lingering = [&] {
+    Lingering made(kSeconds);
+    peers.push_back(std::move(made.peer));
+    return std::move(made.fd);
+  };
+  const auto hello_message = MakeDoorMessage<DoorHello>();
+  const auto hello = BytesOf(hello_message);
+  const auto request = MakeDoorMessage<DoorArenaRequest>(1);
+  const OwnedFd memory(memfd_create("region", MFD_CLOEXEC));
+  ASSERT_EQ(pwrite(memory.get(), "bytes", 5, 0), 5);
+  const auto in_time = [](const char* what, const std::function<void()>& does) {
+    const auto start = steady_clock::now();
+    does();
+    EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(5)) << what;
+  };
+  const auto try_it = [&](const char* what, const std::function<bool(const OwnedFd&)>& send_it) {
+    Create();
+    const OwnedFd client = Connect();
+    EXPECT_TRUE(send_it(client)) << what;
+    in_time(what, [&] {
+      Start();
+      DoorClient other(options_.path, [](std::uint64_t) {});
+      const Entering pass = Enter(other, std::chrono::seconds(10));
+      EXPECT_TRUE(pass.ok()) << what << ": " << pass.status();
+      door_.reset();
+    });
+  };
+  const auto before = Descriptors();
+  try_it("with hello",
+         [&](const OwnedFd& client) { return SendWith(client, hello, {lingering().get()}); });
+  try_it("with a request", [&](const OwnedFd& client) {
+    return Send(client, hello) && SendWith(client, BytesOf(request), {lingering().get()});
+  });
+  try_it("behind others", [&](const OwnedFd& client) {
+    return Send(client, hello) && SendWith(client, BytesOf(MakeDoorMessage<DoorRegion>(2)),
+                                           {memory.get(), memory.get(), lingering().get()});
+  });
+  try_it("unread, on a connection that is hung up on", [&](const OwnedFd& client) {
+    return Send(client, hello.first(3)) && SendWith(client, hello, {lingering().get()});
+  });
+  try_it("with no bytes",
+         [&](const OwnedFd& client) { return SendWith(client, {}, {lingering().get()}); });
+  Create();
+  {
+    const OwnedFd client = Connect();
+    ASSERT_TRUE(SendWith(client, hello, {lingering().get()}));
+  }
+  in_time("on a connection that nobody took", [&] {
+    Start();
+    door_.reset();
+  });
+  EXPECT_TRUE(WaitDescriptors(before + static_cast<std::ptrdiff_t>(peers.size())))
+      << "SO_LINGER was kept";
+  try_it("in a socket that was passed", [&](const OwnedFd& client) {
+    int pair[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    const OwnedFd inner(pair[0]);
+    const OwnedFd outer(pair[1]);
+    return SendWith(inner, hello, {lingering().get()}) && SendWith(client, hello, {outer.get()});
+  });
+}
+
+TEST_F(LocalDoorTest, WhatWaitsToBeClosedIsBoundedAndTheEndDoesNotWaitForIt) {
+  DescriptorCloser closer;
+  std::vector<Lingering> lingering;
+  for (std::size_t i = 0; i < DescriptorCloser::kThreadsMax; ++i) {
+    int pair[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    lingering.emplace_back(60);
+    const OwnedFd inner(pair[0]);
+    ASSERT_TRUE(SendWith(inner, BytesOf(MakeDoorMessage<DoorHello>()), {lingering[i].fd.get()}));
+    lingering[i].fd = OwnedFd();
+    closer.Close(OwnedFd(pair[1]));
+  }
+  std::atomic<std::size_t> closed{0};
+  std::thread caller([&] {
+    for (std::size_t i = 0; i < DescriptorCloser::kWaitingMax + 100; ++i) {
+      closer.Close(OwnedFd(dup(0)));
+      ++closed;
+    }
+  });
+  const auto deadline = steady_clock::now() + std::chrono::seconds(10);
+  while (closed < DescriptorCloser::kWaitingMax && steady_clock::now() < deadline) usleep(1000);
+  usleep(20'000);
+  EXPECT_EQ(closed, DescriptorCloser::kWaitingMax);
+  closer.Stop();
+  caller.join();
 }
 
 TEST_F(LocalDoorTest, AHandleOfMemoryComesWithWhoSentIt) {

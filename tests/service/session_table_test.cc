@@ -345,7 +345,7 @@ class SharedMemoryTest : public SessionTableTest {
     return *registration;
   }
   absl::Status Share(DoorClientId client, std::uint64_t registration, std::uint32_t region) {
-    auto mapped = SharedRegion::Map(memory_.fd(), 0, 4096);
+    auto mapped = SharedRegion::Map(memory_.fd(), 0, 4096, SharedRegion::Holes::kAllowed);
     EXPECT_TRUE(mapped.ok()) << mapped.status();
     return table_->Share(client, registration, region, *std::move(mapped));
   }

@@ -131,6 +131,39 @@ TEST_F(UnixListenerTest, ADirectoryThatIsThereKeepsItsMode) {
   EXPECT_EQ(ModeOf(directory()), 0700u);
 }
 
+TEST_F(UnixListenerTest, TakesNoDescriptorsWhereTheKernelCanSaySo) {
+  Listen();
+  const int early = Connect(path());
+  ASSERT_GE(early, 0);
+  Start();
+  EXPECT_EQ(AcceptedUid(0), getuid());
+  int allowed = 0;
+  socklen_t bytes = sizeof(allowed);
+  constexpr int kSoPassRights = 83;
+  const bool known = getsockopt(early, SOL_SOCKET, kSoPassRights, &allowed, &bytes) == 0;
+  if (!known) {
+    close(early);
+    GTEST_SKIP() << "this kernel does not know SO_PASSRIGHTS";
+  }
+  char byte = 0;
+  iovec part{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  EXPECT_EQ(sendmsg(early, &message, MSG_NOSIGNAL), 1);
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(c), &early, sizeof(early));
+  EXPECT_EQ(sendmsg(early, &message, MSG_NOSIGNAL), -1);
+  EXPECT_EQ(errno, EPERM);
+  close(early);
+}
+
 TEST_F(UnixListenerTest, HandsOverEveryConnectionWithItsUid) {
   Listen();
   const int early = Connect(path());  // Waits until Start.
