@@ -1,6 +1,7 @@
 // One process of clients of the stress test: does what a client can do, at random, and checks every
 // byte that it sees against the model, until SIGTERM (or something harder) ends it.
 //   stress_client --unix PATH --tcp HOST:PORT|none --name NAME --seed N --threads N
+//   stress_client ... --reuse-pages-unasked 1   A fault, to see that it is found.
 //   stress_client --unix PATH --clear
 //   stress_client --unix PATH --race     Races, to see whether ThreadSanitizer sees it.
 // NAME is of this process alone. Says "running", at the end "done " and what it did as JSON;
@@ -81,7 +82,8 @@ int Main(const std::vector<std::string>& arguments) {
     std::vector<std::thread> running;
     for (std::uint32_t t = 0; t < threads; ++t) {
       workers.push_back(std::make_unique<Worker>(model, *clients, Mix(seed ^ Mix(t)),
-                                                 options["name"] + "." + std::to_string(t)));
+                                                 options["name"] + "." + std::to_string(t), t,
+                                                 options.contains("reuse-pages-unasked")));
       running.emplace_back([&stop, worker = workers.back().get()] {
         while (!stop.load(std::memory_order_relaxed)) worker->Step();
       });

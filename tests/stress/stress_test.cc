@@ -177,6 +177,7 @@ void StressTest::Stress(absl::Duration length, bool two_tenants) {
               Metric("stage_duration_seconds_count{op=\"fetch\",stage=\"disk\"}"),
               Metric("lease_expirations_total"));
   for (const char* what : {"store", "store by ranks", "fetch", "fetched blocks", "map", "look",
+                           "store pages", "stored pages whole", "flush pages", "cancel pages",
                            "mapped blocks", "lookup", "register"}) {
     EXPECT_GT(did[what], 0u) << what;
   }
@@ -212,6 +213,20 @@ void StressTest::Stress(absl::Duration length, bool two_tenants) {
 
 TEST_F(StressTest, EveryByteIsRightAndNothingIsLeft) {
   Stress(absl::Seconds(static_cast<std::int64_t>(Argument("seconds", ShortOrLong(2, 30)))), false);
+}
+
+// Who gives pages another use while the daemon reads them makes wrong blocks: the model says so.
+TEST_F(StressTest, PagesThatAreReusedUnaskedAreFound) {
+  Start("64MiB");
+  DaemonProcess client(ClientBinary(),
+                       {"--unix", socket(), "--tcp", "none", "--name", "p", "--seed", "1",
+                        "--threads", "2", "--reuse-pages-unasked", "1"},
+                       geteuid());
+  ASSERT_EQ(client.ReadLine(std::chrono::seconds(60)), "running");
+  EXPECT_THAT(client.ReadLine(std::chrono::seconds(60)),
+              ::testing::AllOf(::testing::StartsWith("WRONG: "),
+                               ::testing::HasSubstr("has bytes that nobody stored")));
+  EXPECT_EQ(client.WaitExit(std::chrono::seconds(60)).code, kWrongBytes);
 }
 
 TEST_F(StressTest, OfTwoTenantsNeitherSeesTheOther) {

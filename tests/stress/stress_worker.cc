@@ -54,8 +54,19 @@ std::unique_ptr<Clients> Clients::Connect(const std::string& unix_path, const st
   return clients;
 }
 
-Worker::Worker(const Model& model, const Clients& clients, std::uint64_t seed, std::string name)
-    : model_(model), clients_(clients), random_(seed), name_(std::move(name)) {
+Worker::Worker(const Model& model, const Clients& clients, std::uint64_t seed, std::string name,
+               std::uint32_t number, bool reuses_pages_unasked)
+    : model_(model),
+      clients_(clients),
+      random_(seed),
+      name_(std::move(name)),
+      pages_(model, *clients.local, clients.spaces,
+             {.seed = Mix(seed),
+              .first_request = (std::uint64_t{number} << 32) + 1,
+              .reuses_pages_unasked = reuses_pages_unasked,
+              .ended = [this](const PageStorer::Ended& ended) { PagesStored(ended); },
+              .failed = [this](const absl::Status& status,
+                               const char* how) { CheckFailure(status, how); }}) {
   for (std::size_t i = 0; i < kPrivates; ++i) {
     privates_.push_back(std::make_unique<Private>());
     privates_.back()->space = i % 2 == 0 ? Space::kTiles : Space::kRaw;
@@ -127,9 +138,12 @@ void Worker::NotePages(const Target& target, std::uint32_t block, std::uint32_t 
 }
 
 void Worker::Step() {
+  if (OneIn(2)) pages_.Step();
   const auto what = Below(1000);
-  if (what < 260) {
+  if (what < 200) {
     Store();
+  } else if (what < 260) {
+    StorePages();
   } else if (what < 320) {
     StoreByRanks();
   } else if (what < 325) {
@@ -227,6 +241,35 @@ void Worker::StoreNotFinite() {
   } else if (stored->blocks[0].outcome != StoreOutcome::kFailed) {
     Wrong("store: a block with a NaN was taken");
   }
+}
+
+void Worker::StorePages() {
+  const bool own = OneIn(3);
+  const auto space = static_cast<Space>(Below(kSpaces));
+  // A private one has a name that nothing else has until it is all there.
+  const std::string sequence =
+      own ? absl::StrCat("own/", name_, "/", ++names_)
+          : absl::StrCat("all/", Below(kSharedSequences[static_cast<int>(space)]));
+  pages_.Start(space, sequence, own ? static_cast<unsigned>(Below(kVariants)) : 0, AnyTimeout());
+}
+
+void Worker::PagesStored(const PageStorer::Ended& ended) {
+  if (ended.result == nullptr || ended.sequence.rfind("own/", 0) != 0) return;
+  for (const StoreBlockResult& block : ended.result->blocks) {
+    if (block.outcome != StoreOutcome::kStored) {
+      Wrong(absl::StrCat("store pages: ", ended.sequence, " existed before it was stored"));
+    }
+  }
+  Private& own = *privates_[Below(kPrivates)];
+  own.space = ended.space;
+  own.name = ended.sequence;
+  for (auto& block : own.allowed) block.fill(1u << ended.variant);
+}
+
+std::map<std::string, std::uint64_t> Worker::did() const {
+  std::map<std::string, std::uint64_t> all = did_;
+  for (const auto& [what, count] : pages_.did()) all[what] += count;
+  return all;
 }
 
 class Worker::Sink : public FetchSink {

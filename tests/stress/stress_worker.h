@@ -14,6 +14,7 @@
 #include "client/client.h"
 #include "client/mapped_blocks.h"
 #include "tests/stress/stress_model.h"
+#include "tests/stress/stress_pages.h"
 
 namespace kvmill::stress {
 
@@ -32,10 +33,12 @@ struct Clients {
 
 class Worker {
  public:
-  Worker(const Model& model, const Clients& clients, std::uint64_t seed, std::string name);
+  // `number` among the workers of the process. `reuses_pages_unasked`: see PageStorer.
+  Worker(const Model& model, const Clients& clients, std::uint64_t seed, std::string name,
+         std::uint32_t number, bool reuses_pages_unasked);
 
   void Step();
-  const std::map<std::string, std::uint64_t>& did() const { return did_; }
+  std::map<std::string, std::uint64_t> did() const;
 
  private:
   // What may be there of a sequence that only this thread stores: for each block and layer group
@@ -73,6 +76,8 @@ class Worker {
   void Store();
   void StoreByRanks();
   void StoreNotFinite();
+  void StorePages();
+  void PagesStored(const PageStorer::Ended& ended);
   void Fetch();
   void Map();
   void LookAt(Held& held);
@@ -92,6 +97,7 @@ class Worker {
   std::vector<std::unique_ptr<Private>> privates_;
   std::vector<Held> held_;
   std::map<std::string, std::uint64_t> did_;
+  PageStorer pages_;  // Last: tells the others.
 };
 
 }  // namespace kvmill::stress
