@@ -63,9 +63,12 @@ std::string FormatBytes(std::uint64_t bytes) {
 
 absl::StatusOr<absl::Duration> ParseDuration(absl::string_view text) {
   absl::Duration duration;
-  if (!absl::ParseDuration(text, &duration) || duration < absl::ZeroDuration()) {
+  if (!absl::ParseDuration(text, &duration)) {
     return absl::InvalidArgumentError(
         absl::StrCat("duration \"", text, "\": want a number with ms, s, m or h"));
+  }
+  if (duration < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat("duration \"", text, "\": want at least 0"));
   }
   return duration;
 }

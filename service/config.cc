@@ -17,6 +17,7 @@
 #include "absl/strings/str_replace.h"
 #include "client/door_protocol.h"
 #include "client/server_address.h"
+#include "client/transport/ucx_transport.h"
 #include "client/units.h"
 #include "storage/core/status_macros.h"
 #include "storage/eviction/policy.h"
@@ -89,17 +90,17 @@ Option OneOf(const char* name, const char* help, std::vector<std::string> allowe
 
 Option Time(const char* name, const char* help, absl::Duration max,
             absl::Duration Config::*member) {
-  return {{name, "DURATION", help},
-          [member, max](absl::string_view value, Config* c) -> absl::Status {
-            KVMILL_ASSIGN_OR_RETURN(const absl::Duration time, ParseDuration(value));
-            if (time > max) {
-              return absl::InvalidArgumentError(
-                  absl::StrCat("want at most ", absl::FormatDuration(max)));
-            }
-            c->*member = time;
-            return absl::OkStatus();
-          },
-          [member](const Config& c) { return absl::FormatDuration(c.*member); }};
+  return {
+      {name, "DURATION", help},
+      [member, max](absl::string_view value, Config* c) -> absl::Status {
+        KVMILL_ASSIGN_OR_RETURN(const absl::Duration time, ParseDuration(value));
+        if (time > max) {
+          return absl::InvalidArgumentError(absl::StrCat("want 0 to ", absl::FormatDuration(max)));
+        }
+        c->*member = time;
+        return absl::OkStatus();
+      },
+      [member](const Config& c) { return absl::FormatDuration(c.*member); }};
 }
 
 absl::Status SetDevice(absl::string_view value, Config* c) {
@@ -317,6 +318,12 @@ absl::StatusOr<HostPort> ParseUcxAddress(absl::string_view text) {
                                inet_pton(AF_INET6, address.host.c_str(), &ipv6) != 1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("want a numeric address with or without a port, not \"", text, "\""));
+  }
+  constexpr std::uint16_t kPortMax = 65535 - kDataPortsMax;
+  if (address.port > kPortMax) {
+    return absl::InvalidArgumentError(absl::StrCat("port ", address.port, ": want at most ",
+                                                   kPortMax, ", the data port is one ", "of the ",
+                                                   kDataPortsMax, " that follow"));
   }
   return address;
 }

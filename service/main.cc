@@ -31,6 +31,12 @@ int Failed(const absl::Status& status) {
   return kExitFailed;
 }
 
+// A full disk under a script's output must not look like success.
+int Say(const std::string& text) {
+  if (std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0) return 0;
+  return Failed(absl::InternalError("standard output could not be written"));
+}
+
 // Connections, arenas and disk files are descriptors. The soft limit is for programs that use
 // select(); the hard one is what the operator allows.
 absl::Status RaiseOpenFilesLimit() {
@@ -65,11 +71,8 @@ int Main(const std::vector<std::string>& arguments) {
     Failed(flags.status());
     return kExitUsage;
   }
-  if (flags->help || flags->version) {
-    std::fputs(flags->help ? FlagsHelp().c_str() : absl::StrCat(kSoftwareVersion, "\n").c_str(),
-               stdout);
-    return 0;
-  }
+  if (flags->help) return Say(FlagsHelp());
+  if (flags->version) return Say(absl::StrCat(kSoftwareVersion, "\n"));
 
   Config config;
   if (!flags->config_file.empty()) {
@@ -89,8 +92,8 @@ int Main(const std::vector<std::string>& arguments) {
   }
   absl::Status status = CheckConfig(config);
   if (!status.ok()) return Failed(status);
-  if (flags->print_config) std::fputs(ToYaml(config).c_str(), stdout);
-  if (flags->check_config || flags->print_config) return 0;
+  if (flags->print_config) return Say(ToYaml(config));
+  if (flags->check_config) return 0;
   status = SetLogLevel(config.log_level);
   if (!status.ok()) return Failed(status);
 

@@ -23,6 +23,9 @@ std::string OneLine(absl::string_view text) {
   return absl::StrReplaceAll(text, {{"\r", " "}, {"\n", " "}});
 }
 
+// A full disk under a script's output must not look like success.
+constexpr char kUnwritable[] = "standard output could not be written";
+
 int ExitCodeOf(const absl::Status& status) {
   if (status.ok()) return kDone;
   if (status.GetPayload(kUsagePayload)) return kUsage;
@@ -136,7 +139,12 @@ int CommandLine::Run(int argc, char** argv) {
   try {
     root_.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return root_.exit(error);  // --help and --version.
+    if (error.get_exit_code() == 0) {  // --help and --version.
+      root_.exit(error);
+      if (std::cout.flush()) return kDone;
+      std::cerr << "kvmill: " << kUnwritable << "\n";
+      return kFailed;
+    }
     const CLI::App* app = &root_;
     std::string name = "kvmill";
     while (!app->get_subcommands().empty()) {
@@ -161,10 +169,7 @@ int CommandLine::Run(int argc, char** argv) {
     // Libraries below may throw where memory ends; our own code does not.
     status = absl::InternalError(error.what());
   }
-  // A full disk under a script's output must not look like success.
-  if (status.ok() && !std::cout.flush()) {
-    status = absl::InternalError("standard output could not be written");
-  }
+  if (status.ok() && !std::cout.flush()) status = absl::InternalError(kUnwritable);
   if (!status.ok()) {
     std::cerr << "kvmill " << selected_name_ << ": " << OneLine(status.message());
     if (ExitCodeOf(status) == kFailed) std::cerr << HintFor(status);

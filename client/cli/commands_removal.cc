@@ -143,10 +143,6 @@ absl::Status Flush(const CommonFlags& common) {
 }
 
 absl::Status Evict(const CommonFlags& common, const EvictFlags& flags) {
-  if (flags.tier != "gpu" && flags.tier != "host") {
-    return UsageError(
-        absl::StrCat("--tier ", flags.tier, ": blocks leave by command from gpu or host only"));
-  }
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
   KVMILL_ASSIGN_OR_RETURN(
       const std::uint64_t blocks,
@@ -179,9 +175,14 @@ void AddRemovalCommands(CommandLine& line) {
   auto evict = std::make_shared<EvictFlags>();
   app = line.Add(line.root(), "evict", "Move blocks out of a tier", kEvictHelp,
                  [&line, evict] { return Evict(line.flags(), *evict); });
-  app->add_option("--tier", evict->tier, "gpu or host")
+  app->add_option("--tier", evict->tier, "The tier they leave")
       ->required()
-      ->check(CLI::IsMember({"gpu", "host", "disk", "peer"}));
+      ->check(CLI::Validator(
+          [](const std::string& tier) -> std::string {
+            if (tier == "gpu" || tier == "host") return "";
+            return "'" + tier + "': blocks leave by command from gpu or host only";
+          },
+          "{gpu,host}"));
   AddBytes(*app, "--bytes", evict->bytes, "How much to free (default: all)");
 }
 

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/units.h"
-#include "storage/core/status_macros.h"
 
 namespace kvmill::cli {
 
@@ -17,12 +16,12 @@ absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text) {
   double seconds = 0;
   if (absl::SimpleAtod(text, &seconds)) {
     duration = absl::Seconds(seconds);
-  } else {
-    KVMILL_ASSIGN_OR_RETURN(duration, ParseDuration(text));
+  } else if (!absl::ParseDuration(text, &duration)) {
+    return ParseDuration(text).status();
   }
   if (!(duration > absl::ZeroDuration()) || duration > absl::Hours(24 * 365)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "'", text, "' must be more than 0 and less than a year; write for example 500ms or 30s"));
+        "'", text, "' must be more than 0 and at most 8760h; write for example 500ms or 30s"));
   }
   return duration;
 }

@@ -12,7 +12,7 @@
 namespace kvmill::cli {
 
 // As ParseDuration in client/units.h, but a bare number is seconds, and it must be more than 0 and
-// less than a year. INVALID_ARGUMENT naming the text.
+// at most 365 days. INVALID_ARGUMENT naming the text.
 absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text);
 
 std::string HumanBytes(std::uint64_t bytes);        // "13.5 KiB"

@@ -162,7 +162,11 @@ TEST(ConfigTest, BadValuesAreRefusedNamingOptionValueAndWhatIsAllowed) {
       {"encode-threads", "-1", "want a number from 0 to 1024"},
       {"eviction-policy", "mru", "want one of returns, lru, arc"},
       {"drain-timeout", "5", "want a number with ms, s, m or h"},
-      {"drain-timeout", "-1s", "want a number with ms, s, m or h"},
+      {"drain-timeout", "-1s", "want at least 0"},
+      {"drain-timeout", "1h1ms", "want 0 to 1h"},
+      {"session-grace", "inf", "want 0 to 1h"},
+      {"ucx", "127.0.0.1:65521", "port 65521: want at most 65520, the data port is one of the 15"},
+      {"ucx", "[::1]:65535", "port 65535: want at most 65520"},
   };
   for (const auto& c : cases) {
     Config config;

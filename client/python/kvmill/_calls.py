@@ -3,6 +3,7 @@ them, and differ only in how they wait."""
 from __future__ import annotations
 
 import math
+import numbers
 import weakref
 from typing import Any, Callable, Generic, Iterable, Optional, Sequence, Tuple, TypeVar
 
@@ -38,8 +39,10 @@ def milliseconds(timeout: Optional[float], what: str = "timeout") -> int:
     """0 stands for the default."""
     if timeout is None:
         return 0
+    if not isinstance(timeout, numbers.Real):
+        raise TypeError(f"{what}: a {type(timeout).__name__}, want a number of seconds, or None")
     if not 0 < timeout < 2 ** 40:
-        raise ValueError(f"{what} {timeout}, want more than 0 seconds, or None")
+        raise ValueError(f"{what} {timeout}, want more than 0 and less than {2 ** 40} seconds, or None")
     return math.ceil(timeout * 1000)
 
 

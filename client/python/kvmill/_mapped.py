@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import numbers
 from typing import Any, Dict, Optional, Sequence, Tuple, Type
 
 from kvmill import _native
@@ -193,7 +194,17 @@ class Mapped:
         """
         import numpy  # pylint: disable=import-outside-toplevel
 
-        query = numpy.ascontiguousarray(query)
+        for name, number in (("layer", layer), ("first_block", first_block), ("block_count", block_count),
+                             ("query_offset", query_offset), ("head_begin", head_begin), ("head_count", head_count),
+                             ("window_tokens", window_tokens)):
+            if not hasattr(number, "__index__"):
+                raise TypeError(f"{name}: a {type(number).__name__}, want a whole number")
+        for name, real in (("scale", scale), ("soft_cap", soft_cap)):
+            if not isinstance(real, numbers.Real):
+                raise TypeError(f"{name}: a {type(real).__name__}, want a number")
+        given, query = query, numpy.ascontiguousarray(query)
+        if query.dtype.kind in "OUSMm":
+            raise TypeError(f"query: a {type(given).__name__}, want an array of numbers")
         if query.ndim not in (2, 3):
             raise ValueError(f"a query of {query.ndim} dimensions, want [query heads, head_dim] or one more in front")
         output = numpy.empty(query.shape, numpy.float32)

@@ -203,6 +203,22 @@ class Usage(Case):
             failed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
         self.assertEqual(failed.returncode, 1)
         self.assertEqual(failed.stderr, "kvmill capacity: standard output could not be written\n")
+        for program, flag in (("kvmill", "--help"), ("kvmill", "--version"), ("kvmilld", "--help"), ("kvmilld", "--version"),
+                              ("kvmilld", "--print-config")):
+            command = [os.path.join(support.BIN_DIR, program), flag]
+            with self.subTest(program=program, flag=flag), open("/dev/full", "w") as full:
+                self.assertEqual(subprocess.run(command, stdout=subprocess.DEVNULL, timeout=60).returncode, 0)
+                failed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+                self.assertEqual((failed.returncode, failed.stderr),
+                                 (1, f"{program}: standard output could not be written\n"))
+
+    def test_help_offers_what_is_taken(self):
+        self.assertRegex(self.kvmill("evict", "--help").output, r"--tier TEXT:\{gpu,host\} ")
+        self.assertIn("from gpu or host only", self.kvmill("evict", "--tier", "disk", code=2).error)
+        self.assertNotIn("OUT", self.kvmill("encode", "--help").output)
+        for timeout in ("0", "-1s", "8761h", "inf"):
+            self.assertIn(f"'{timeout}' must be more than 0 and at most 8760h",
+                          self.kvmill("stat", "--timeout", timeout, code=2).error)
 
     def test_wrong_usage_is_exit_code_2_and_one_line(self):
         table = [

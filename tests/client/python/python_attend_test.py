@@ -106,6 +106,13 @@ class AttendTest(MapCase):
                                         (good, {"window_tokens": 2 ** 32}, "window_tokens 4294967296, want 0 to 42949")):
                 with self.assertRaisesRegex(ValueError, text):
                     mapped.attend(0, query, **fields)
+            for arguments, fields, text in (((None, good), {}, "layer: a NoneType, want a whole number"),
+                                            ((0, None), {}, "query: a NoneType, want an array"),
+                                            ((0, "query"), {}, "query: a str, want an array"),
+                                            ((0, good), {"head_count": 1.0}, "head_count: a float, want a whole number"),
+                                            ((0, good), {"scale": "1"}, "scale: a str, want a number")):
+                with self.assertRaisesRegex(TypeError, text):
+                    mapped.attend(*arguments, **fields)
             with self.assertRaisesRegex(ValueError, "layer 2 of 2"):
                 mapped.attend(2, good)
         with self.client.map(ns, [b"missing", *KEYS]) as mapped:

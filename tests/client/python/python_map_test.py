@@ -107,7 +107,12 @@ class MapTest(MapCase):
                 self.client.map(ns, KEYS, lease=lease)
             with self.assertRaisesRegex(ValueError, "lease"):
                 mapped.renew(lease)
-        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "lease"):
+        for call in (lambda: self.client.map(ns, KEYS, lease="5"), lambda: mapped.renew("5")):
+            with self.assertRaisesRegex(TypeError, "lease: a str, want a number of seconds"):
+                call()
+        with self.assertRaisesRegex(TypeError, "timeout: a list, want a number of seconds"):
+            self.client.lookup(ns, KEYS, timeout=[1])
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, "lease of 3600000 ms, want 1 to 60000"):
             self.client.map(ns, KEYS, lease=3600)
         with self.assertRaises(TypeError):
             mapped.page("0", 0)
