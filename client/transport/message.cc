@@ -38,7 +38,7 @@ SegmentHeader OutgoingMessage::Cut(std::size_t segment_bytes_max, std::vector<Wi
   header.code = code;
   header.flags = flags;
   header.timeout_ms = cut_any_ ? 0 : timeout_ms;
-  const std::size_t push_bytes_max = PushBytesMax(kind_);
+  const std::size_t push_bytes_max = std::min(PushBytesMax(kind_), segment_bytes_max);
   std::size_t bytes = 0;
   while (span_ < spans_.size() && pieces->size() < kPiecesMax) {
     const absl::Span<const std::byte> rest = spans_[span_].subspan(span_offset_);

@@ -67,6 +67,47 @@ TEST_P(TransportTest, SpansOnBothSidesAreIndependent) {
   }
 }
 
+TEST_P(TransportTest, ShortSpansAreGatheredIntoSegmentsThatThePeerTakes) {
+  for (const bool small_client : {false, true}) {
+    TransportOptions& small = small_client ? pair.client_options : pair.server_options;
+    const TransportOptions usual = small;
+    small.limits.segment_bytes_max = 64 << 10;
+    pair.Make();
+    const ConnectionPtr connection = pair.Connect();
+    const std::vector<std::byte> data = RandomData(300'000, 8);
+    SourceSpans spans;
+    for (std::size_t at = 0; at < data.size(); at += 1000) {
+      spans.push_back(absl::MakeConstSpan(data).subspan(at, 1000));
+    }
+    pair.server_handler.set_on_call([&](std::unique_ptr<IncomingCall> call) {
+      if (call->payload_bytes() != 0) return ScriptedHandler::Echo(std::move(call));
+      call->Respond({.payload = spans});
+    });
+    std::vector<std::byte> out(data.size());
+    for (const SourceSpans& payload : {spans, SourceSpans()}) {
+      auto result = std::make_shared<CallResult>();
+      Call call;
+      call.payload = payload;
+      call.timeout_nanos = 10 * kSecond;
+      call.place = [&](const ResponseHead& head, DestinationSpans* where) {
+        EXPECT_EQ(head.payload_bytes, out.size());
+        *where = {absl::MakeSpan(out)};
+        return absl::OkStatus();
+      };
+      call.done = [result](absl::StatusOr<Response> r) { result->done.Set(std::move(r)); };
+      connection->Start(std::move(call));
+      ASSERT_TRUE(pair.Wait(result).ok()) << result->status();
+      EXPECT_TRUE(out == data);
+      out.assign(out.size(), std::byte{});
+    }
+    connection->Close();
+    pair.ExpectIdle();
+    pair.client.reset();
+    pair.server.reset();
+    small = usual;
+  }
+}
+
 TEST_P(TransportTest, HeadersGoUpToTheirLimit) {
   pair.Make();
   const ConnectionPtr connection = pair.Connect();
