@@ -275,8 +275,8 @@ void DataPlane::OnCall(const ConnectionPtr& connection, std::unique_ptr<Incoming
 
 void DataPlane::ScheduleSweep() {
   transport_->RunAt(transport_->NowNanos() + kSweepNanos, [this] {
-    std::vector<ConnectionPtr> stalled;
-    std::vector<StoreCallPtr> seen;  // Not to be the last holder of one under the lock.
+    std::set<ConnectionPtr> stalled;  // Once, of however many calls.
+    std::vector<StoreCallPtr> seen;   // Not to be the last holder of one under the lock.
     {
       MutexLock lock(mu_);
       const std::int64_t began_before = transport_->NowNanos() - options_.receive_timeout.count();
@@ -286,7 +286,7 @@ void DataPlane::ScheduleSweep() {
         const bool receiving = store != nullptr && store->receiving;
         if (store != nullptr) seen.push_back(store);
         if (receiving && first->first > began_before) break;
-        if (receiving) stalled.push_back(store->peer->connection);
+        if (receiving) stalled.insert(store->peer->connection);
         receiving_.erase(first);
       }
       sweep_scheduled_ = !receiving_.empty();

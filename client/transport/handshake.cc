@@ -165,7 +165,6 @@ absl::Status OfferBook::Add(const KeyId& id, const Entry& entry, std::int64_t no
         absl::StrCat(entries_.size(), " offers of connections are out already"));
   }
   entries_.emplace(id, entry);
-  ++usable_;
   return absl::OkStatus();
 }
 
@@ -182,7 +181,6 @@ bool OfferBook::Use(const KeyId& id) {
   if (found == entries_.end() || found->second.used) return false;
   found->second.used = true;
   EraseSecret(absl::MakeSpan(found->second.key));
-  --usable_;
   return true;
 }
 
@@ -191,9 +189,13 @@ void OfferBook::Expire(std::int64_t now_nanos) {
   ExpireLocked(now_nanos);
 }
 
-std::size_t OfferBook::usable() const {
+std::size_t OfferBook::usable(std::int64_t now_nanos) const {
   const MutexLock lock(mu_);
-  return usable_;
+  std::size_t usable = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (!entry.used && entry.expires_nanos > now_nanos) ++usable;
+  }
+  return usable;
 }
 
 void OfferBook::ExpireLocked(std::int64_t now_nanos) {
@@ -202,10 +204,7 @@ void OfferBook::ExpireLocked(std::int64_t now_nanos) {
       ++entry;
       continue;
     }
-    if (!entry->second.used) {
-      EraseSecret(absl::MakeSpan(entry->second.key));
-      --usable_;
-    }
+    EraseSecret(absl::MakeSpan(entry->second.key));
     entry = entries_.erase(entry);
   }
 }

@@ -108,7 +108,7 @@ class OfferBook {
   // it is used already, or gone.
   bool Use(const KeyId& id);
   void Expire(std::int64_t now_nanos);
-  std::size_t usable() const;
+  std::size_t usable(std::int64_t now_nanos) const;
 
  private:
   void ExpireLocked(std::int64_t now_nanos) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -116,7 +116,6 @@ class OfferBook {
   const std::uint32_t offers_max_;
   mutable Mutex mu_;
   std::map<KeyId, Entry> entries_ ABSL_GUARDED_BY(mu_);
-  std::size_t usable_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 struct HandshakeSide {

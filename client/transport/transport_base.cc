@@ -195,7 +195,7 @@ TransportStats TransportBase::stats() const {
   };
   TransportStats stats;
   stats.connections = read(connection_count_);
-  stats.offers = book_.usable();
+  stats.offers = book_.usable(NowNanos());
   stats.calls_started = read(counters_.calls_started);
   stats.calls_served = read(counters_.calls_served);
   stats.operations = read(counters_.operations);

@@ -192,7 +192,7 @@ TEST_F(HandshakeTest, TruncatedAndRandomMessagesAreRefused) {
     }
     book_.Expire(1000);
   }
-  EXPECT_EQ(book_.usable(), 0u);
+  EXPECT_EQ(book_.usable(0), 0u);
 }
 
 TEST_F(HandshakeTest, ARecordedHelloIsWorthNothing) {
