@@ -19,9 +19,11 @@ constexpr std::chrono::milliseconds kCloseWait{500};
 
 absl::StatusOr<std::uint32_t> LeaseMs(absl::Duration lease) {
   const std::int64_t ms = absl::ToInt64Milliseconds(lease);
-  if (ms <= 0 || ms > std::int64_t{1} << 31) {
+  constexpr std::int64_t kLeaseMsMax = std::int64_t{1} << 31;
+  if (ms <= 0 || ms > kLeaseMsMax) {
     return absl::InvalidArgumentError(
-        absl::StrCat("lease of ", absl::FormatDuration(lease), ", want 1 ms or more"));
+        absl::StrCat("lease of ", absl::FormatDuration(lease), ", want 1ms to ",
+                     absl::FormatDuration(absl::Milliseconds(kLeaseMsMax))));
   }
   return static_cast<std::uint32_t>(ms);
 }

@@ -238,6 +238,11 @@ TEST_F(MapTest, AReaderPastItsLeaseIsToldAndARenewedOneIsNot) {
   const auto too_long = client_->Map(ns, KeysOf("s", 1), {.lease = absl::Seconds(61)});
   EXPECT_EQ(too_long.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(too_long.status().message()), HasSubstr("61000 ms, want 1 to 60000"));
+  for (const absl::Duration lease : {absl::ZeroDuration(), absl::Hours(600)}) {
+    EXPECT_THAT(client_->Map(ns, KeysOf("s", 1), {.lease = lease}).status().ToString(),
+                HasSubstr(absl::StrCat("lease of ", absl::FormatDuration(lease),
+                                       ", want 1ms to 596h31m23.648s")));
+  }
 }
 
 TEST_F(MapTest, RemoveAndClearHideALeasedBlockNowAndFreeItLater) {
