@@ -168,6 +168,10 @@ void PageStoreStream::OnFinish(bool) {
   {
     MutexLock lock(mu_);
     status = cancelled_ ? FromGrpc(grpc_status_) : connection_.StatusOf(grpc_status_);
+    // The daemon noticed before this client did that it had left the door, where sessions end.
+    if (absl::IsUnauthenticated(status)) {
+      status = absl::AbortedError("the session ended: register the memory again");
+    }
     status_ = status;
     ask = !status.ok() && pieces_.sent_anything();
   }

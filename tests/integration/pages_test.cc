@@ -456,22 +456,27 @@ TEST_F(BusyPagesTest, UnregisteringAndLeavingWaitForReaders) {
   EXPECT_TRUE(WaitUnmapped());
 }
 
-// The client left the door, and with that its session ended: it asks in another one whether
-// somebody reads.
-TEST_F(BusyPagesTest, ALostSessionIsAskedAboutInTheNextOne) {
-  auto result = StartStore("lost", 1, PageStoreOptions::kAllLayers);
-  WaitForMoreThan(2);
+// All of this process's connections to a door; how many there were.
+int CutDoor(const std::string& path) {
   int cut = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::stoi(entry.path().filename());
     sockaddr_un peer{};
     socklen_t bytes = sizeof(peer);
     if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &bytes) != 0) continue;
-    if (peer.sun_family != AF_UNIX || DoorPath(socket()) != peer.sun_path) continue;
+    if (peer.sun_family != AF_UNIX || path != peer.sun_path) continue;
     shutdown(fd, SHUT_RDWR);
     ++cut;
   }
-  EXPECT_GE(cut, 1);
+  return cut;
+}
+
+// The client left the door, and with that its session ended: it asks in another one whether
+// somebody reads.
+TEST_F(BusyPagesTest, ALostSessionIsAskedAboutInTheNextOne) {
+  auto result = StartStore("lost", 1, PageStoreOptions::kAllLayers);
+  WaitForMoreThan(2);
+  EXPECT_GE(CutDoor(DoorPath(socket())), 1);
   const absl::Status free = engine_->CancelPages(1);
   ASSERT_TRUE(free.ok()) << free;
   pages_->Overwrite();
@@ -485,6 +490,19 @@ TEST_F(BusyPagesTest, ALostSessionIsAskedAboutInTheNextOne) {
   const auto stored = engine_->StorePages(ns_, registration_, list_->blocks);
   ASSERT_TRUE(stored.ok()) << stored.status();
   EXPECT_EQ(stored->blocks_stored, 1u);
+}
+
+// Whoever notices it first, daemon or client.
+TEST_F(BusyPagesTest, AStoreThatMeetsTheEndOfItsSessionIsAborted) {
+  int aborted = 0;
+  for (int round = 0; round < 40; ++round) {
+    EXPECT_GE(CutDoor(DoorPath(socket())), 1);
+    const absl::Status status = engine_->StorePages(ns_, registration_, list_->blocks).status();
+    EXPECT_TRUE(status.ok() || absl::IsAborted(status) || absl::IsUnavailable(status)) << status;
+    aborted += absl::IsAborted(status) ? 1 : 0;
+    registration_ = Register(*engine_, ns_, *pages_);
+  }
+  EXPECT_GT(aborted, 0);
 }
 
 // Whatever the engine does to its pages: the daemon lives, and what it stores is well-formed.
