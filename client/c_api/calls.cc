@@ -31,6 +31,10 @@ absl::StatusOr<std::shared_ptr<Device>> DeviceOf(const char* name) {
     return absl::InvalidArgumentError(absl::StrCat("device is longer than ", kNameMax, " bytes"));
   }
   absl::StatusOr<std::unique_ptr<Device>> opened = OpenDevice(text == "cuda" ? "cuda:0" : text);
+  // Not "auto": callers must know which device their addresses are of.
+  if (text == "auto" || absl::IsInvalidArgument(opened.status())) {
+    return absl::InvalidArgumentError(absl::StrCat("device ", text, ": want host, cuda or cuda:N"));
+  }
   if (!opened.ok()) {
     return absl::Status(opened.status().code(),
                         absl::StrCat("device ", text, ": ", opened.status().message()));

@@ -339,6 +339,7 @@ TEST_F(Devices, WhatIsMissingIsSaid) {
   EXPECT_EQ(Create("nonsense", &client), KVMILL_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(kvmill_last_error()).find("device nonsense: "), 0u) << kvmill_last_error();
   EXPECT_EQ(Create(std::string(65, 'x').c_str(), &client), KVMILL_INVALID_ARGUMENT);
+  EXPECT_EQ(Create("auto", &client), KVMILL_INVALID_ARGUMENT);
   // CUDA comes with a library of its own, when somebody asks for it.
   EXPECT_FALSE(IsLoaded("libcuda"));
   EXPECT_FALSE(IsLoaded("libkvmill_cuda"));
