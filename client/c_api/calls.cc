@@ -30,11 +30,12 @@ absl::StatusOr<std::shared_ptr<Device>> DeviceOf(const char* name) {
   if (text.size() > kNameMax) {
     return absl::InvalidArgumentError(absl::StrCat("device is longer than ", kNameMax, " bytes"));
   }
+  const absl::Status wrong =
+      absl::InvalidArgumentError(absl::StrCat("device ", text, ": want host, cuda or cuda:N"));
+  // Callers must know which device their addresses are of.
+  if (text == "auto") return wrong;
   absl::StatusOr<std::unique_ptr<Device>> opened = OpenDevice(text == "cuda" ? "cuda:0" : text);
-  // Not "auto": callers must know which device their addresses are of.
-  if (text == "auto" || absl::IsInvalidArgument(opened.status())) {
-    return absl::InvalidArgumentError(absl::StrCat("device ", text, ": want host, cuda or cuda:N"));
-  }
+  if (absl::IsInvalidArgument(opened.status())) return wrong;
   if (!opened.ok()) {
     return absl::Status(opened.status().code(),
                         absl::StrCat("device ", text, ": ", opened.status().message()));
