@@ -54,6 +54,12 @@ struct SlotRef {
   friend bool operator==(const SlotRef&, const SlotRef&) = default;
 };
 
+// Whether it is the next one in the same extent: as large, right behind it, and its generation
+// right behind that one's.
+constexpr bool Follows(SlotRef slot, SlotRef before) {
+  return slot.extent == before.extent && slot.index == before.index + 1;
+}
+
 inline constexpr std::size_t kGenerationBytes = sizeof(std::uint64_t);  // Of one slot's word.
 
 class PagePool {

@@ -152,8 +152,14 @@ bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, Bloc
     ref->pages_.clear();
     ref->pages_.reserve(e.pages().size());
     const PagePool& pool = tiers_->pool(ref->memory_);
+    absl::Span<std::byte> slot;
+    SlotRef before;
     for (const PagePlace& place : e.pages()) {
-      ref->pages_.push_back(pool.Bytes(place.slot).first(place.page_bytes));
+      // Most pages follow their neighbours: the pool need not be asked.
+      slot = Follows(place.slot, before) ? absl::MakeSpan(slot.data() + slot.size(), slot.size())
+                                         : pool.Bytes(place.slot);
+      before = place.slot;
+      ref->pages_.push_back(slot.first(place.page_bytes));
       bytes += place.page_bytes;
     }
     if (ref->memory_ != Tier::kGpu) return;

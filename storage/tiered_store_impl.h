@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/functional/function_ref.h"
 #include "storage/assembly.h"
 #include "storage/block_index.h"
 #include "storage/core/mutex.h"
@@ -66,8 +65,6 @@ class TieredStore::Impl : public AssemblyHost {
   // one.
   void Adopt(TieredStore* store, absl::Span<const std::uint32_t> page_bytes, BlockRef* ref);
   void ReleaseReference(BlockRef& ref);
-  // Of each page of a valid `block`, in order; under a lock of the index.
-  void ForEachSlot(const BlockRef& block, absl::FunctionRef<void(std::size_t page, SlotRef)> use);
   // `ref`, which is on the GPU, becomes one to a copy in host memory. On an error it is empty; a
   // copy on the GPU that cannot be read, or is damaged, is dropped.
   absl::Status CopyToHost(TieredStore* store, const OpenedNamespace& space, const BlockId& id,

@@ -29,49 +29,50 @@ std::uint64_t TieredStore::Touch(absl::Span<const BlockId> ids) {
   return touched;
 }
 
-void TieredStore::Impl::ForEachSlot(const BlockRef& block,
-                                    absl::FunctionRef<void(std::size_t, SlotRef)> use) {
-  if (!block.slots_.empty()) {
-    for (std::size_t i = 0; i < block.slots_.size(); ++i) use(i, block.slots_[i]);
-    return;
-  }
-  index_->With(block.entry_, [&](BlockEntry& e) {
-    for (std::size_t i = 0; i < e.pages().size(); ++i) use(i, e.pages()[i].slot);
-  });
-}
-
 void TieredStore::Locate(const BlockRef& block, std::vector<PageRun>* runs) const {
   const PagePool& pool = impl_->tiers_->pool(block.memory_);
-  SlotRef previous;
-  impl_->ForEachSlot(block, [&](std::size_t i, SlotRef slot) {
-    const auto page_bytes = static_cast<std::uint32_t>(block.pages_[i].size());
-    // Neighbours in one extent are at the extent's stride, and so are their generations.
-    if (previous.valid() && slot.extent == previous.extent && slot.index == previous.index + 1 &&
-        runs->back().page_bytes == page_bytes) {
-      PageRun& run = runs->back();
-      if (++run.page_count == 2) {
-        run.stride_bytes = static_cast<std::uint32_t>(pool.Bytes(slot).size());
+  const auto append = [&](const auto& slot_of) {
+    SlotRef before;
+    for (std::size_t i = 0; i < block.pages_.size(); ++i) {
+      const SlotRef slot = slot_of(i);
+      const auto page_bytes = static_cast<std::uint32_t>(block.pages_[i].size());
+      if (Follows(slot, before) && runs->back().page_bytes == page_bytes) {
+        PageRun& run = runs->back();
+        if (++run.page_count == 2) {
+          run.stride_bytes =
+              static_cast<std::uint32_t>(block.pages_[i].data() - block.pages_[i - 1].data());
+        }
+      } else {
+        const PagePool::Location where = pool.Locate(slot);
+        PageRun& run = runs->emplace_back();
+        run.tier = block.memory_;
+        run.arena = where.arena;
+        run.arena_epoch = where.arena_epoch;
+        run.offset_bytes = where.offset_bytes;
+        run.generation_offset_bytes = where.generation_offset_bytes;
+        run.page_count = 1;
+        run.page_bytes = page_bytes;
       }
-    } else {
-      const PagePool::Location where = pool.Locate(slot);
-      PageRun& run = runs->emplace_back();
-      run.tier = block.memory_;
-      run.arena = where.arena;
-      run.arena_epoch = where.arena_epoch;
-      run.offset_bytes = where.offset_bytes;
-      run.generation_offset_bytes = where.generation_offset_bytes;
-      run.page_count = 1;
-      run.page_bytes = page_bytes;
+      before = slot;
     }
-    previous = slot;
+  };
+  if (!block.slots_.empty()) {
+    append([&](std::size_t i) { return block.slots_[i]; });
+    return;
+  }
+  impl_->index_->With(block.entry_, [&](BlockEntry& e) {
+    append([&](std::size_t i) { return e.pages()[i].slot; });
   });
 }
 
 void TieredStore::LoadGenerations(const BlockRef& block,
                                   std::vector<std::uint64_t>* generations) const {
   const PagePool& pool = impl_->tiers_->pool(block.memory_);
-  impl_->ForEachSlot(
-      block, [&](std::size_t, SlotRef slot) { generations->push_back(pool.Generation(slot)); });
+  for (const SlotRef slot : block.slots_) generations->push_back(pool.Generation(slot));
+  if (!block.slots_.empty()) return;
+  impl_->index_->With(block.entry_, [&](BlockEntry& e) {
+    for (const PagePlace& page : e.pages()) generations->push_back(pool.Generation(page.slot));
+  });
 }
 
 TieredStore::Arena TieredStore::ArenaOf(const PageRun& run) const {

@@ -470,6 +470,52 @@ TEST_F(TieredStoreTest, LocateNamesThePagesAndTheirGenerationsInTheArena) {
   munmap(const_cast<std::byte*>(mapped), arena.bytes);
 }
 
+// In a pool that is full of holes of one page.
+TEST_F(TieredStoreTest, PagesThatAreNoNeighboursAreRunsOfTheirOwn) {
+  NamespaceSpec spec = Spec();
+  spec.groups.push_back(spec.groups[0]);
+  spec.groups[1].layers = {2};
+  options_.host_bytes = options_.arena_bytes = 4 << 20;  // One extent for pages.
+  Open(false, spec);
+  const Values values = ValuesOf(1);
+  std::uint64_t count = 1;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    auto writer = store_->BeginStore({space_, 1, Key(i)}, {.token_count = kTokens});
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    for (std::uint32_t head = 0; head < kHeads; ++head) {
+      ASSERT_TRUE(WriteHead(*writer, values, 0, head).ok());
+    }
+    count = store_->stats().tiers[static_cast<std::size_t>(Tier::kHost)].capacity_bytes /
+            (HostUsedBytes() / (i + 1));
+  }
+  ASSERT_EQ(store_->stats().blocks, count) << "it is full, and nothing had to leave";
+  for (std::uint64_t i = 0; i < count; i += 2) ASSERT_EQ(*store_->Remove(space_, {Key(i)}), 1u);
+  ASSERT_TRUE(Put(count).ok());
+  const BlockRef block = store_->FetchFromMemory(Id(count), FetchPath::kMap);
+  ASSERT_TRUE(block.valid());
+  EXPECT_TRUE(Holds(block, count));
+  std::vector<TieredStore::PageRun> runs;
+  store_->Locate(block, &runs);
+  ASSERT_EQ(runs.size(), kLayers);
+  std::vector<std::uint64_t> generations;
+  store_->LoadGenerations(block, &generations);
+  const int fd = store_->ArenaOf(runs[0]).fd;
+  for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+    const TieredStore::PageRun& run = runs[layer];
+    EXPECT_EQ(run.page_count, 1u);
+    EXPECT_EQ(run.stride_bytes, 0u);
+    ASSERT_EQ(run.page_bytes, block.pages()[layer].size());
+    std::vector<std::byte> page(run.page_bytes);
+    ASSERT_EQ(pread(fd, page.data(), page.size(), static_cast<off_t>(run.offset_bytes)),
+              static_cast<ssize_t>(page.size()));
+    EXPECT_EQ(std::memcmp(page.data(), block.pages()[layer].data(), page.size()), 0);
+    std::uint64_t word = 0;
+    ASSERT_EQ(pread(fd, &word, sizeof(word), static_cast<off_t>(run.generation_offset_bytes)),
+              static_cast<ssize_t>(sizeof(word)));
+    EXPECT_EQ(word, generations[layer]);
+  }
+}
+
 TEST_F(TieredStoreTest, ATouchedBlockStaysLongerAndAMissingOneIsNotCounted) {
   options_.eviction_policy = "lru";
   Open(false);
