@@ -92,8 +92,9 @@ typedef struct kvmill_region_source {
   uint64_t
       allocation_bytes; /* DEVICE_IPC: of the allocation, or at least up to the region's end. */
   uint32_t kind;        /* KVMILL_REGION_... */
-  int32_t fd; /* MEMFD: ordinary pages, with F_SEAL_SHRINK; kvmill_shared_memory_create makes
-                 such memory. Borrowed until the event of the registration. */
+  int32_t fd; /* MEMFD: ordinary pages, with F_SEAL_SHRINK; from users other than the daemon's own
+                 also F_SEAL_FUTURE_WRITE, and no holes. kvmill_shared_memory_create makes such
+                 memory. Borrowed until the event of the registration. */
   uint8_t handle[64]; /* DEVICE_IPC: cudaIpcGetMemHandle's. The allocation stays until the
                          registration has ended and nobody reads. */
   uint8_t device[16]; /* DEVICE_IPC: the GPU's UUID; zeros: unsaid. */
