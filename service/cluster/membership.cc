@@ -135,12 +135,11 @@ void Membership::Changed() {
 }
 
 void Membership::PublishNow() {
-  members_.Advance(Now());
+  members_changed_ |= members_.Advance(Now());
   if (grace_timer_ != 0) loop_.Cancel(std::exchange(grace_timer_, 0));
   if (const std::optional<std::int64_t> deadline = members_.deadline_nanos()) {
     grace_timer_ = loop_.At(*deadline, [this] {
       grace_timer_ = 0;
-      members_changed_ = true;
       PublishNow();
     });
   }
