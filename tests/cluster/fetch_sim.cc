@@ -15,8 +15,11 @@ namespace {
 constexpr std::size_t kPrompts = 6;
 constexpr std::size_t kPromptBlocks = 80;
 constexpr std::int64_t kStorm = 20 * kSimSecond;
-// Until everyone has the last members (3 s), no pause is left (PeerHealth::kPauseMaxNanos) and
-// pointers of processes that are gone have died.
+// Until all nodes agree with the registry: a lease that has to end, a grace, and attempts that are
+// a lease apart at most, twice.
+constexpr std::int64_t kConverge = (3 * kSimLeaseSeconds + kSimGraceSeconds + 2) * kSimSecond;
+// And then until no pause is left (PeerHealth::kPauseMaxNanos) and pointers of processes that are
+// gone have died.
 constexpr std::int64_t kCalm = 34 * kSimSecond;
 
 struct NamedFault {
@@ -29,7 +32,9 @@ constexpr NamedFault kFaults[] = {{"trusts-bytes", FetchFault::kTrustsBytes},
                                   {"immortal-pointers", FetchFault::kImmortalPointers},
                                   {"loses-calls", FetchFault::kLosesCalls},
                                   {"modulo", FetchFault::kModulo},
-                                  {"old-members-win", FetchFault::kOldMembersWin}};
+                                  {"one-history", FetchFault::kOneHistory},
+                                  {"loses-events", FetchFault::kLosesEvents},
+                                  {"no-grace", FetchFault::kNoGrace}};
 
 class FetchSim {
  public:
@@ -39,13 +44,24 @@ class FetchSim {
         machines_(options.nodes != 0 ? options.nodes
                                      : static_cast<std::size_t>(events_.Uniform(2, 12))),
         network_(events_,
-                 {.machines = machines_, .late = 0.02, .loss = events_.Chance(0.5) ? 0.02 : 0}),
-        hosts_(machines_) {
+                 {.machines = machines_ + 1, .late = 0.02, .loss = events_.Chance(0.5) ? 0.02 : 0}),
+        etcd_(events_, network_, machines_),
+        hosts_(machines_),
+        disturbed_(machines_, 0) {
     world_.fault = options.fault;
     world_.report = &report_;
     world_.fail = [this](const std::string& what) { Fail(what); };
-    world_.viewed = [this](auto* old, auto& view, std::uint64_t number) {
-      CheckView(old, view, number);
+    world_.viewed = [this](std::size_t machine, const ClusterView* old, const ClusterView& view) {
+      if (events_.tracing()) {
+        std::string line = absl::StrCat("machine ", machine, " sees");
+        for (const Member& member : view.members()) {
+          const bool drains = member.state == MemberState::kDraining;
+          absl::StrAppend(&line, " ", member.incarnation, drains ? " (draining)" : "");
+        }
+        events_.Trace(line);
+      }
+      CheckView(old, view);
+      if (old != nullptr) CheckGrace(machine, *old, view);
     };
   }
 
@@ -54,13 +70,16 @@ class FetchSim {
       nodes_.push_back(std::make_unique<FetchSimNode>(world_, i));
       Start(i, false);
     }
-    RunFor(5 * kSimSecond);
+    RunFor(kConverge);
+    if (ok()) CheckMembers();
     ScheduleWork();
     ScheduleTrouble();
     storm_ = true;
     RunFor(kStorm);
     storm_ = false;
     Heal();
+    RunFor(kConverge);
+    if (ok()) CheckMembers();
     RunFor(kCalm);
     if (ok()) CheckRest();
     for (auto& node : nodes_) {
@@ -68,9 +87,11 @@ class FetchSim {
       if (ok()) report_.hedges += node->hedges_started();
       if (node->running()) node->Kill(true);
     }
-    over_ = true;
-    RunFor(kSimSecond + kSimSecond * 2 * static_cast<std::int64_t>(machines_));
-    if (ok() && events_.pending() > 0) Fail("events are left when every process is gone");
+    // Leases end, messages arrive.
+    RunFor((kSimLeaseSeconds + 2) * kSimSecond);
+    if (ok() && events_.pending() + etcd_.entry_count() + etcd_.watch_count() > 0) {
+      Fail("something is left when every process is gone");
+    }
     report_.events = events_.events_run();
     return report_;
   }
@@ -87,47 +108,100 @@ class FetchSim {
   void RunFor(std::int64_t nanos) {
     // Every second of it: is anything late?
     for (const std::int64_t end = events_.now() + nanos; events_.now() < end && ok();) {
-      events_.RunUntil(std::min(end, events_.now() + kSimSecond), [] {});
+      events_.RunUntil(std::min(end, events_.now() + kSimSecond), [this] { NoteAbsences(); });
       for (const auto& node : nodes_) {
         if (const std::string what = node->Check(false); !what.empty()) Fail(what);
       }
     }
   }
 
-  // Members, as a registry would have them, on their way to everyone.
   void Start(std::size_t i, bool same_incarnation) {
     nodes_[i]->Start(same_incarnation);
     events_.Trace(absl::StrCat("start ", nodes_[i]->member().incarnation));
-    members_[i] = nodes_[i]->member();
-    Spread();
+    Disturb(i);
   }
   void Kill(std::size_t i, bool lose_store) {
     events_.Trace(absl::StrCat("kill ", nodes_[i]->member().incarnation));
     nodes_[i]->Kill(lose_store);
-    const std::string incarnation = members_[i].incarnation;
-    events_.After(events_.Uniform(kSimSecond, 3 * kSimSecond), [this, i, incarnation] {
-      const auto known = members_.find(i);
-      if (known == members_.end() || known->second.incarnation != incarnation) return;
-      if (nodes_[i]->running()) return;
-      members_.erase(i);
-      Spread();
-    });
   }
-  void Spread() {
-    ++number_;
-    lists_[number_] = {};
-    for (const auto& [i, member] : members_) lists_[number_].push_back(member);
-    for (std::size_t i = 0; i < machines_; ++i) Deliver(i, number_);
+  // It may know less than others for a while.
+  void Disturb(std::size_t i) { disturbed_[i] = events_.now(); }
+
+  // Members as the registry has them.
+  std::vector<Member> Registered() const {
+    std::vector<Member> members;
+    for (const Registry::Entry& entry : etcd_.List(MembersPrefix("/kvmill/")).entries) {
+      const auto registration = DecodeRegistration(entry.value);
+      if (registration.ok()) members.push_back(registration->member);
+    }
+    return members;
   }
-  void Deliver(std::size_t i, std::uint64_t number) {
-    events_.After(events_.Uniform(0, 3 * kSimSecond), [this, i, number] {
-      if (over_) return;
-      if (nodes_[i]->running() && network_.group(i) == 0) {
-        return nodes_[i]->SetMembers(lists_[number], number);
+
+  // Since when members are not in the registry.
+  void NoteAbsences() {
+    const Registry::Header now = etcd_.header();
+    if (now.cluster_id == noted_.cluster_id && now.revision == noted_.revision) return;
+    noted_ = now;
+    std::set<std::string> present;
+    for (const Member& member : Registered()) present.insert(member.id);
+    for (const auto& node : nodes_) {
+      const std::string& id = node->member().id;
+      if (present.contains(id)) {
+        absent_since_.erase(id);
+      } else {
+        absent_since_.try_emplace(id, events_.now());
       }
-      // Not reachable; a process that starts hears of the last list soon.
-      if (number == number_) Deliver(i, number);
-    });
+    }
+  }
+
+  // Those that vanish from a view together, more than a third, have been gone for their grace. A
+  // node that could not hear of their return is not asked.
+  void CheckGrace(std::size_t machine, const ClusterView& old, const ClusterView& view) {
+    const std::int64_t recent =
+        events_.now() - (kSimGraceSeconds + 2 * kSimLeaseSeconds) * kSimSecond;
+    if (disturbed_[machine] > recent || etcd_disturbed_ > recent) return;
+    std::vector<std::string> vanished;
+    for (const Member& member : old.serving()) {
+      if (!view.IndexOf(member.id).has_value()) vanished.push_back(member.id);
+    }
+    const std::size_t all = vanished.size() + view.serving_count();
+    if (vanished.size() * 3 <= all) return;
+    for (const std::string& id : vanished) {
+      const auto since = absent_since_.find(id);
+      const std::int64_t absent = since == absent_since_.end() ? 0 : events_.now() - since->second;
+      if (absent >= kSimGraceSeconds * kSimSecond - 500 * kSimMs) continue;
+      Fail(absl::StrCat("machine ", machine, " dropped ", id, " with ", vanished.size() - 1,
+                        " others of ", all, " without a grace"));
+    }
+  }
+
+  // All nodes see the members that the registry has, and these are all nodes.
+  void CheckMembers() {
+    std::vector<Member> want = Registered();
+    if (want.size() != machines_) {
+      return Fail(absl::StrCat("the registry has ", want.size(), " members, not ", machines_));
+    }
+    for (const auto& node : nodes_) {
+      std::vector<Member> seen;
+      if (node->view() != nullptr) seen = node->view()->members();
+      std::sort(seen.begin(), seen.end(),
+                [](const Member& a, const Member& b) { return a.id < b.id; });
+      if (seen != want) {
+        return Fail(absl::StrCat(node->member().id, " does not see the registry's members"));
+      }
+      if (node->snapshot().stale || node->snapshot().keeping ||
+          node->snapshot().registration != Registrar::State::kRegistered) {
+        return Fail(absl::StrCat(node->member().id, " does not know that it is right: ",
+                                 node->snapshot().problem.ToString()));
+      }
+    }
+    for (const Member& member : want) {
+      const auto node = std::find_if(nodes_.begin(), nodes_.end(),
+                                     [&](const auto& other) { return other->member() == member; });
+      if (node == nodes_.end()) {
+        return Fail(absl::StrCat(member.incarnation, " is registered and does not run"));
+      }
+    }
   }
 
   // The ranking that is checked; the planted fault is in it alone.
@@ -144,18 +218,22 @@ class FetchSim {
     return ids;
   }
 
-  void CheckView(const ClusterView* old, const std::shared_ptr<const ClusterView>& view,
-                 std::uint64_t number) {
+  void CheckView(const ClusterView* old, const ClusterView& view) {
     const auto serving = [](const ClusterView& of) {
       std::set<std::string> ids;
       for (const Member& member : of.serving()) ids.insert(member.id);
       return ids;
     };
-    for (std::uint32_t shard = 0; shard < view->table().shard_count(); ++shard) {
-      const std::vector<std::string> homes = Homes(*view, shard);
+    // All whose members serve alike have these homes.
+    std::string alike;
+    for (const Member& member : view.serving()) absl::StrAppend(&alike, member.id, " ");
+    std::vector<std::vector<std::string>>& known = homes_[alike];
+    const bool first = known.empty();
+    for (std::uint32_t shard = 0; shard < view.table().shard_count(); ++shard) {
+      const std::vector<std::string> homes = Homes(view, shard);
       if (old != nullptr) {
         // Whoever is no home any more has gone, or made place for one that came.
-        const std::set<std::string> before = serving(*old), now = serving(*view);
+        const std::set<std::string> before = serving(*old), now = serving(view);
         const std::vector<std::string> old_homes = Homes(*old, shard);
         for (std::size_t copies = 1; copies <= std::min(homes.size(), old_homes.size()); ++copies) {
           const auto end = homes.begin() + static_cast<std::ptrdiff_t>(copies);
@@ -168,11 +246,10 @@ class FetchSim {
           if (lost > came) Fail(absl::StrCat("shard ", shard, " moved without need"));
         }
       }
-      if (number == 0) continue;
-      // All who have these members have these homes.
-      const auto [known, first] = homes_.try_emplace({number, shard}, homes);
-      if (!first && known->second != homes) {
-        Fail(absl::StrCat("two views of members ", number, " differ in shard ", shard));
+      if (first) {
+        known.push_back(homes);
+      } else if (known[shard] != homes) {
+        Fail(absl::StrCat("two views with the same homes differ in shard ", shard));
       }
     }
   }
@@ -215,7 +292,9 @@ class FetchSim {
 
   void Trouble(std::size_t i) {
     FetchSimNode& node = *nodes_[i];
+    if (events_.Chance(0.25)) return TroubleWithEtcd();
     if (!node.running()) return Start(i, events_.Chance(0.3));
+    Disturb(i);
     switch (events_.Uniform(0, 8)) {
       case 0:
       case 1:
@@ -236,8 +315,8 @@ class FetchSim {
       case 7:
         node.SetState(node.member().state == MemberState::kServing ? MemberState::kDraining
                                                                    : MemberState::kServing);
-        members_[i] = node.member();
-        return Spread();
+        events_.Trace(absl::StrCat(node.member().id, " drains, or not any more"));
+        return;
       default:
         // Gone and back before anyone notices.
         Kill(i, true);
@@ -245,8 +324,46 @@ class FetchSim {
     }
   }
 
+  bool AllListen() const {
+    return std::all_of(nodes_.begin(), nodes_.end(), [this](const auto& node) {
+      const std::size_t machine = SimHosts::MachineOf(node->member().address);
+      return !node->stopped() && network_.group(machine) == 0 && !network_.slow(machine);
+    });
+  }
+
+  void TroubleWithEtcd() {
+    const std::int64_t what = events_.Uniform(0, 9);
+    events_.Trace(absl::StrCat("etcd: ", what));
+    if (what <= 1 || !etcd_.running()) {
+      etcd_disturbed_ = events_.now();
+      if (!etcd_.running()) {
+        etcd_.Continue();
+        etcd_.Start();
+      } else if (what == 0) {
+        etcd_.Kill();
+      } else {
+        etcd_.Stop();
+      }
+    } else if (what <= 3) {
+      etcd_.Wipe();
+    } else if (what == 4) {
+      etcd_.Backup();
+    } else if (what <= 6) {
+      // With the same cluster id only when everybody hears of it at once: whoever is away while the
+      // revision falls and rises again cannot know.
+      etcd_.Restore(what == 5 && AllListen());
+    } else if (what == 7) {
+      etcd_.ExpireAll();
+    } else {
+      etcd_.Compact(events_.Uniform(0, 5));
+    }
+  }
+
   void Heal() {
     events_.Trace("everything is well");
+    etcd_.Continue();
+    etcd_.Start();
+    etcd_disturbed_ = events_.now();
     for (std::size_t i = 0; i < machines_; ++i) {
       network_.SetGroup(i, 0);
       network_.SetSlow(i, 0);
@@ -254,18 +371,13 @@ class FetchSim {
       if (nodes_[i]->stopped()) nodes_[i]->Continue();
       hosts_[i].lies = 0;
       nodes_[i]->SetState(MemberState::kServing);
-      members_[i] = nodes_[i]->member();
+      Disturb(i);
     }
-    Spread();
   }
 
   void CheckRest() {
     for (const auto& node : nodes_) {
       if (const std::string what = node->Check(true); !what.empty()) return Fail(what);
-      if (node->members_number() != number_) {
-        return Fail(absl::StrCat(node->member().id, " has members ", node->members_number(), " of ",
-                                 number_));
-      }
     }
     for (std::size_t prompt = 0; prompt < kPrompts; ++prompt) {
       for (std::size_t run = 0; run < 3 && !network_.loses(); ++run) CheckPointers(prompt, run);
@@ -343,15 +455,19 @@ class FetchSim {
   SimEvents events_;
   const std::size_t machines_;
   SimNetwork network_;
+  SimEtcd etcd_;
   SimHosts hosts_;
   FetchSimReport report_;
-  FetchSimWorld world_{.events = events_, .network = network_, .hosts = hosts_};
+  FetchSimWorld world_{.events = events_, .network = network_, .hosts = hosts_, .etcd = etcd_};
   std::vector<std::unique_ptr<FetchSimNode>> nodes_;
-  std::map<std::size_t, Member> members_;
-  std::uint64_t number_ = 0;
-  std::map<std::uint64_t, std::vector<Member>> lists_;
-  std::map<std::pair<std::uint64_t, std::uint32_t>, std::vector<std::string>> homes_;
-  bool storm_ = false, over_ = false;
+  // When something last happened to a machine, and to the registry, that keeps them from hearing.
+  std::vector<std::int64_t> disturbed_;
+  std::int64_t etcd_disturbed_ = 0;
+  Registry::Header noted_;
+  std::map<std::string, std::int64_t> absent_since_;
+  // Rankings by shard, by the ids of those that serve.
+  std::map<std::string, std::vector<std::vector<std::string>>> homes_;
+  bool storm_ = false;
 };
 
 }  // namespace

@@ -1,11 +1,14 @@
 // A simulated cluster that stores, finds, pulls and evicts blocks while everything goes wrong, and
-// is then left in peace: the fetch path under test is the real one, from announcements to verified
-// bytes; clocks, network, stores and how nodes learn of each other are simulated.
+// is then left in peace: membership, views and the fetch path, from announcements to verified
+// bytes, are the real ones; clocks, network, etcd and stores are simulated.
 //
-// After every event: no store has wrong bytes, views of one set of members agree, a new view moved
-// nothing that it did not have to. In the end, when everything has been in order for long enough:
-// no operation is open, nothing is untold, every block that any node has is found and fetched by
-// every other, and a prompt asks no more homes than it has runs.
+// Always: no store has wrong bytes, no view has two incarnations of one id, views of one set of
+// members agree, a new view moved nothing that it did not have to, and members that vanish from
+// the registry together stay in view for their grace. In the end, when everything has been in order
+// for kConverge (fetch_sim.cc): all see the members that the registry has, which are all that run.
+// And after the longest pause: no operation is open, nothing is untold, what nodes were told of
+// each other is true, every block that any node has is found and fetched by every other, and a
+// prompt makes no more calls than it has runs.
 #ifndef KVMILL_TESTS_CLUSTER_FETCH_SIM_H_
 #define KVMILL_TESTS_CLUSTER_FETCH_SIM_H_
 
@@ -25,7 +28,9 @@ enum class FetchFault {
   kImmortalPointers,  // Pointers live for ever.
   kLosesCalls,        // Calls without an answer never end.
   kModulo,            // Homes are the hash modulo the number of members.
-  kOldMembersWin,     // Lists of members are taken in any order.
+  kOneHistory,        // Another history of the registry is not noticed.
+  kLosesEvents,       // Some events of a watch are not heard.
+  kNoGrace,           // Members that vanish together are gone at once.
 };
 std::optional<FetchFault> FetchFaultNamed(const std::string& name);
 std::vector<std::string> FetchFaultNames();

@@ -69,6 +69,28 @@ FetchSimNode::FetchSimNode(FetchSimWorld& world, std::size_t machine)
 
 FetchSimNode::~FetchSimNode() = default;
 
+namespace {
+
+SimFaultyRegistry::Fault RegistryFault(FetchFault fault) {
+  return fault == FetchFault::kOneHistory    ? SimFaultyRegistry::Fault::kOneHistory
+         : fault == FetchFault::kLosesEvents ? SimFaultyRegistry::Fault::kLosesEvents
+                                             : SimFaultyRegistry::Fault::kNone;
+}
+
+Membership::Options MembershipOptions(const FetchSimWorld& world, const Member& self,
+                                      std::size_t machine) {
+  Membership::Options options;
+  options.self.member = self;
+  // Half of the nodes have a lock file that says whose the entry is.
+  if (machine % 2 == 0) options.self.holder = absl::StrCat("holder ", 100'000'000 + machine);
+  options.lease_seconds = kSimLeaseSeconds;
+  options.grace_seconds = world.fault == FetchFault::kNoGrace ? 0 : kSimGraceSeconds;
+  options.seed = machine + 1;
+  return options;
+}
+
+}  // namespace
+
 FetchSimNode::Process::Process(FetchSimNode* node, const Member& self)
     : loop(node->world_.events, node->world_.events.Uniform(0, 100 * kSimSecond),
            node->world_.events.Uniform(-300, 300)),
@@ -104,7 +126,15 @@ FetchSimNode::Process::Process(FetchSimNode* node, const Member& self)
               .refuse =
                   [node](const absl::Status& status) {
                     node->world_.fail(std::string(status.message()));
-                  }}) {
+                  }}),
+      registry(node->world_.events,
+               std::make_unique<SimRegistry>(node->world_.etcd, node->world_.network, loop,
+                                             node->machine_),
+               RegistryFault(node->world_.fault)),
+      membership(loop, registry, MembershipOptions(node->world_, self, node->machine_),
+                 [node](const std::shared_ptr<const MembershipSnapshot>& snapshot) {
+                   node->OnMembers(*snapshot);
+                 }) {
   SimHosts::Host& host = node->world_.hosts[node->machine_];
   host.id = self.id;
   host.incarnation = self.incarnation;
@@ -119,10 +149,17 @@ FetchSimNode::Process::~Process() = default;
 void FetchSimNode::Start(bool same_incarnation) {
   if (!same_incarnation) ++lives_;
   member_.incarnation = absl::StrCat(member_.id, "#", lives_);
+  member_.incarnation.resize(16, '.');
   process_ = std::make_unique<Process>(this, member_);
   for (const auto& [prompt, blocks] : store_) {
     for (std::size_t run = 0; run < 8; ++run) Announce(prompt, run);
   }
+  process_->loop.Post([this] { process_->membership.Start(); });
+}
+
+void FetchSimNode::SetState(MemberState state) {
+  member_.state = state;
+  if (running()) process_->loop.Post([this, state] { process_->membership.SetState(state); });
 }
 
 void FetchSimNode::Kill(bool lose_store) {
@@ -135,21 +172,16 @@ void FetchSimNode::Kill(bool lose_store) {
   }
 }
 
-void FetchSimNode::SetMembers(const std::vector<Member>& members, std::uint64_t number) {
-  process_->loop.Post([this, members, number] {
-    // Lists may come in any order.
-    const bool older = number <= process_->members_number;
-    if (older && world_.fault != FetchFault::kOldMembersWin) return;
-    process_->members_number = number;
-    process_->keeper.SetMembers(members);
-  });
+void FetchSimNode::OnMembers(const MembershipSnapshot& snapshot) {
+  if (snapshot.version == 0 || snapshot.version == process_->members_version) return;
+  process_->members_version = snapshot.version;
+  process_->keeper.SetMembers(snapshot.members);
 }
 
 void FetchSimNode::OnView(const std::shared_ptr<const ClusterView>& view) {
   Process& process = *process_;
   ++world_.report->views;
-  // A view whose members were replaced meanwhile is judged when the next one comes.
-  world_.viewed(process.view.get(), view, process.keeper.idle() ? process.members_number : 0);
+  world_.viewed(machine_, process.view.get(), *view);
   process.view = view;
   process.lookup.SetView(view);
   process.pointers.Keep(*view);
@@ -317,6 +349,9 @@ std::string FetchSimNode::Check(bool at_rest) const {
   }
   if (process.announcer.untold() > 0 && !world_.network.loses()) {
     return absl::StrCat(member_.id, " has ", process.announcer.untold(), " anchors untold");
+  }
+  if (process.registry.open() > 2) {
+    return absl::StrCat(member_.id, " has more open at the registry than a watch and a renewal");
   }
   if (process.health.size() > process.view->members().size() || process.pointers.anchors() > 64) {
     return absl::StrCat(member_.id, " remembers ", process.health.size(), " peers and ",

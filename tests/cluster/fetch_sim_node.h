@@ -1,5 +1,5 @@
-// One node of the fetch simulation: a store that survives its processes or does not, and a process
-// with the real parts of the fetch path on a simulated loop.
+// One node of the simulated cluster: a store that survives its processes or does not, and a process
+// with the real parts of membership, views and the fetch path on a simulated loop.
 #ifndef KVMILL_TESTS_CLUSTER_FETCH_SIM_NODE_H_
 #define KVMILL_TESTS_CLUSTER_FETCH_SIM_NODE_H_
 
@@ -13,11 +13,13 @@
 
 #include "service/cluster/announcer.h"
 #include "service/cluster/cluster_view.h"
+#include "service/cluster/membership.h"
 #include "service/cluster/peer_health.h"
 #include "service/cluster/pointer_table.h"
 #include "service/cluster/remote_fetch.h"
 #include "service/cluster/remote_lookup.h"
 #include "tests/cluster/fetch_sim.h"
+#include "tests/cluster/sim_faulty_registry.h"
 #include "tests/cluster/sim_loop.h"
 #include "tests/cluster/sim_peers.h"
 
@@ -29,18 +31,19 @@ std::string SimBytes(const BlockKey& key);
 std::vector<BlockKey> SimKeys(std::size_t prompt, std::size_t count);
 
 inline constexpr std::int64_t kSimPointerLife = 20 * kSimSecond;
+inline constexpr std::int64_t kSimLeaseSeconds = 4;
+inline constexpr std::int64_t kSimGraceSeconds = 8;
 
 // What nodes share: the world, and where they say what they saw.
 struct FetchSimWorld {
   SimEvents& events;
   SimNetwork& network;
   SimHosts& hosts;
+  SimEtcd& etcd;
   FetchFault fault = FetchFault::kNone;
   std::function<void(const std::string&)> fail;
-  // A node has another view, made from the members of that number.
-  std::function<void(const ClusterView* old, const std::shared_ptr<const ClusterView>& view,
-                     std::uint64_t members_number)>
-      viewed;
+  // The node of that machine has another view.
+  std::function<void(std::size_t machine, const ClusterView* old, const ClusterView& view)> viewed;
   FetchSimReport* report = nullptr;
 };
 
@@ -57,11 +60,12 @@ class FetchSimNode : public SimPeerService {
   void Kill(bool lose_store);
   void Stop() { process_->loop.Stop(); }
   void Continue() { process_->loop.Continue(); }
-  void SetState(MemberState state) { member_.state = state; }
+  // Drains, or serves again.
+  void SetState(MemberState state);
 
-  // A list of members arrives.
-  void SetMembers(const std::vector<Member>& members, std::uint64_t number);
-  std::uint64_t members_number() const { return running() ? process_->members_number : 0; }
+  // What it sees of the cluster: null before it saw anything.
+  const ClusterView* view() const { return running() ? process_->view.get() : nullptr; }
+  const MembershipSnapshot& snapshot() const { return *process_->membership.snapshot(); }
 
   // The engine's: stores the first `count` blocks of a prompt, or drops the last block of a run.
   void Store(std::size_t prompt, std::size_t count);
@@ -111,14 +115,17 @@ class FetchSimNode : public SimPeerService {
     RemoteLookup lookup;
     RemoteFetch fetch;
     ViewKeeper keeper;
+    SimFaultyRegistry registry;
+    Membership membership;
     std::shared_ptr<const ClusterView> view;
-    std::uint64_t members_number = 0;
+    std::uint64_t members_version = 0;  // Of the snapshot that the last view was asked for.
     std::map<std::uint64_t, Reading> readings;
     std::uint64_t next_reading = 1;
   };
 
   bool Has(const BlockKey& key) const;
   std::string& Slot(const BlockKey& key);
+  void OnMembers(const MembershipSnapshot& snapshot);
   void OnView(const std::shared_ptr<const ClusterView>& view);
   void Announce(std::size_t prompt, std::size_t run);
   void Looked(std::uint64_t id, const std::vector<RemoteLookup::Run>& found);

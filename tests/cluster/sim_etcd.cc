@@ -208,7 +208,7 @@ void SimEtcd::Commit(std::vector<Registry::Event> events) {
   ++revision_;
   for (Registry::Event& event : events) event.entry.mod_revision = revision_;
   history_.push_back({revision_, events_.now(), std::move(events)});
-  for (auto& [id, watch] : watches_) Feed(watch.get());
+  for (auto& [id, watch] : watches_) Feed(watch);
 }
 
 SimEtcd::WatchId SimEtcd::OpenWatch(Machine to, const std::string& prefix, Revision from_revision,
@@ -229,25 +229,25 @@ SimEtcd::WatchId SimEtcd::OpenWatch(Machine to, const std::string& prefix, Revis
   }
   watches_.emplace(id, watch);
   SendTo(watch, {.kind = WatchMessage::Kind::kStarted, .header = seen}, 0);
-  Feed(watch.get());
+  Feed(watch);
   return id;
 }
 
-void SimEtcd::Feed(Watch* watch) {
+void SimEtcd::Feed(const std::shared_ptr<Watch>& watch) {
   std::vector<Registry::Event> batch;
-  for (const Change& change : history_) {
-    if (change.revision < watch->next) continue;
-    watch->next = change.revision + 1;
-    for (const Registry::Event& event : change.events) {
+  auto change = std::lower_bound(
+      history_.begin(), history_.end(), watch->next,
+      [](const Change& known, Revision revision) { return known.revision < revision; });
+  for (; change != history_.end(); ++change) {
+    watch->next = change->revision + 1;
+    for (const Registry::Event& event : change->events) {
       if (absl::StartsWith(event.entry.key, watch->prefix)) batch.push_back(event);
     }
   }
   if (batch.empty()) return;
-  for (auto& [id, shared] : watches_) {
-    if (shared.get() != watch) continue;
-    SendTo(shared, {.kind = WatchMessage::Kind::kEvents, .header = header(), .events = batch},
-           watch->lag);
-  }
+  SendTo(watch,
+         {.kind = WatchMessage::Kind::kEvents, .header = header(), .events = std::move(batch)},
+         watch->lag);
 }
 
 void SimEtcd::SendTo(const std::shared_ptr<Watch>& watch, WatchMessage message,

@@ -120,7 +120,7 @@ class SimEtcd {
   void EndLease(LeaseId id);
   Registry::Written Conflict(const std::string& key) const;
   void Commit(std::vector<Registry::Event> events);
-  void Feed(Watch* watch);
+  void Feed(const std::shared_ptr<Watch>& watch);
   void SendTo(const std::shared_ptr<Watch>& watch, WatchMessage message, std::int64_t delay);
   void Deliver(const std::shared_ptr<Watch>& watch);
 

@@ -8,11 +8,11 @@
 
 namespace kvmill {
 
-std::string SimHosts::AddressOf(std::size_t machine) { return absl::StrCat(machine); }
+std::string SimHosts::AddressOf(std::size_t machine) { return absl::StrCat("machine:", machine); }
 
 std::size_t SimHosts::MachineOf(const std::string& address) {
   std::size_t machine = 0;
-  KVMILL_CHECK(absl::SimpleAtoi(address, &machine));
+  KVMILL_CHECK(absl::SimpleAtoi(address.substr(address.find(':') + 1), &machine));
   return machine;
 }
 

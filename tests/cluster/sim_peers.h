@@ -38,7 +38,7 @@ class SimPeerService {
                             const Block& block) = 0;
 };
 
-// Which process answers where. The addresses of simulated machines are their numbers.
+// Which process answers where. The port of a simulated machine is its number.
 class SimHosts {
  public:
   struct Host {
