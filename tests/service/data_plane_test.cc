@@ -64,7 +64,9 @@ void Play(std::uint64_t seed, bool plaintext, const FakeNetwork::Faults& faults,
       world.Store(peer, space, sequence(), {static_cast<std::uint32_t>(world.Below(2)), 1}, encode);
     } else {
       std::vector<std::string> sequences;
-      for (std::uint64_t n = 1 + world.Below(4); n > 0; --n) sequences.push_back(sequence());
+      // Many are asked for in several calls at once.
+      const std::uint64_t max = world.Below(8) == 0 ? 20 : 4;
+      for (std::uint64_t n = 1 + world.Below(max); n > 0; --n) sequences.push_back(sequence());
       world.Fetch(peer, space, sequences);
     }
   };

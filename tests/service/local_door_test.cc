@@ -160,6 +160,17 @@ class LocalDoorTest : public testing::Test {
     const std::filesystem::directory_iterator all("/proc/self/fd");
     return std::distance(begin(all), end(all));
   }
+  // Those of earlier tests may still be being closed.
+  static std::ptrdiff_t SettledDescriptors() {
+    std::ptrdiff_t count = Descriptors();
+    for (int same = 0; same < 40; ++same) {
+      usleep(5'000);
+      const std::ptrdiff_t now = Descriptors();
+      if (now != count) same = 0;
+      count = now;
+    }
+    return count;
+  }
   // What is not wanted is closed beside the door's thread.
   static bool WaitDescriptors(std::ptrdiff_t count) {
     const auto deadline = steady_clock::now() + std::chrono::seconds(10);
@@ -328,7 +339,7 @@ TEST_F(LocalDoorTest, ThousandsOfConnectionsLeaveNothingBehind) {
   Open();
   Hello(Connect());
   ASSERT_TRUE(WaitInside(0));
-  const auto before = Descriptors();
+  const auto before = SettledDescriptors();
   for (int i = 0; i < 5000; ++i) {
     OwnedFd fd = Connect();
     if (i % 3 == 0) fd = Hello(std::move(fd));
@@ -446,7 +457,7 @@ TEST_F(LocalDoorTest, MemoryGoesInAndDescriptorsThatNobodyWantsAreClosed) {
   EXPECT_FALSE((*pass)->DaemonIsGone());
   const OwnedFd memory(memfd_create("region", MFD_CLOEXEC));
   ASSERT_EQ(pwrite(memory.get(), "bytes", 5, 0), 5);
-  const auto before = Descriptors();
+  const auto before = SettledDescriptors();
   // Many at once: the door hangs up on who lets answers pile up.
   std::vector<std::promise<absl::Status>> taken(200);
   for (std::size_t i = 0; i < taken.size(); ++i) {
@@ -547,7 +558,7 @@ TEST_F(LocalDoorTest, WhatTakesLongToCloseKeepsNobodyWaiting) {
       door_.reset();
     });
   };
-  const auto before = Descriptors();
+  const auto before = SettledDescriptors();
   try_it("with hello",
          [&](const OwnedFd& client) { return SendWith(client, hello, {lingering().get()}); });
   try_it("with a request", [&](const OwnedFd& client) {
