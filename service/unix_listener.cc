@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -52,6 +53,16 @@ absl::Status MakeDirectory(const std::string& socket_path) {
   return absl::OkStatus();
 }
 
+// What the lock file has, or else new bytes, which are written there.
+std::string HolderIn(int lock_fd) {
+  constexpr std::size_t kBytes = 16;
+  const auto all = static_cast<ssize_t>(kBytes);
+  std::string holder(kBytes, '\0');
+  if (pread(lock_fd, holder.data(), kBytes, 0) == all) return holder;
+  if (getrandom(holder.data(), kBytes, 0) != all) return "";
+  return pwrite(lock_fd, holder.data(), kBytes, 0) == all ? holder : "";
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Create(const std::string& path,
@@ -68,6 +79,7 @@ absl::StatusOr<std::unique_ptr<UnixListener>> UnixListener::Create(const std::st
     return absl::FailedPreconditionError(
         absl::StrCat("socket ", path, ": another daemon is running there"));
   }
+  listener->holder_ = HolderIn(listener->lock_fd_);
   struct stat info {};
   if (lstat(path.c_str(), &info) == 0) {
     if (!S_ISSOCK(info.st_mode)) {

@@ -34,6 +34,10 @@ class UnixListener {
   // No further connections. Idempotent; not from `accepted`.
   void Stop();
 
+  // 16 random bytes that stay from one process to the next: who has them has the lock, so nobody
+  // else that had them lives. Empty when the lock file could not be written.
+  const std::string& holder() const { return holder_; }
+
   // For whoever accepts by itself instead of Start: the socket, which does not block.
   int fd() const { return listen_fd_; }
 
@@ -42,6 +46,7 @@ class UnixListener {
   void Run();
 
   std::string path_;
+  std::string holder_;
   int lock_fd_ = -1;  // Of PATH.lock: who may bind, replace and remove the socket.
   int listen_fd_ = -1;
   int stop_fd_ = -1;  // eventfd.

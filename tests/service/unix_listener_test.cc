@@ -112,6 +112,26 @@ class UnixListenerTest : public testing::Test {
   std::vector<uid_t> accepted_uids_ ABSL_GUARDED_BY(mu_);
 };
 
+TEST_F(UnixListenerTest, TheHolderStaysFromOneToTheNext) {
+  Listen();
+  const std::string holder = listener_->holder();
+  EXPECT_EQ(holder.size(), 16u);
+  EXPECT_NE(holder, std::string(16, '\0'));
+  listener_.reset();
+  Listen();
+  EXPECT_EQ(listener_->holder(), holder);
+  listener_.reset();
+  // A lock file of an earlier version has none; nor has one that was cut off.
+  std::filesystem::resize_file(path() + ".lock", 7);
+  Listen();
+  EXPECT_EQ(listener_->holder().size(), 16u);
+  EXPECT_NE(listener_->holder(), holder);
+  const std::string other = listener_->holder();
+  listener_.reset();
+  Listen();
+  EXPECT_EQ(listener_->holder(), other);
+}
+
 TEST_F(UnixListenerTest, DirectoryAndSocketHaveTheirModesWhateverTheUmask) {
   for (const mode_t mask : {mode_t{0}, mode_t{077}}) {
     const mode_t before = umask(mask);
