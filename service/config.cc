@@ -19,6 +19,7 @@
 #include "client/server_address.h"
 #include "client/transport/ucx_transport.h"
 #include "client/units.h"
+#include "service/cluster_config.h"
 #include "storage/core/status_macros.h"
 #include "storage/eviction/policy.h"
 
@@ -146,10 +147,34 @@ const std::vector<Option>& Options() {
         "Device of the GPU tier; auto: the first GPU that answers, else the host."},
        SetDevice,
        [](const Config& c) { return c.device; }},
-      Text("cluster", "none|etcd://HOST:PORT,...",
-           "Where membership lives (none only in this version).", &Config::cluster),
-      Text("node-id", "ID", "Name of this node, for the data plane; none: of host name and socket.",
+      {{"cluster", "none|etcd://HOST:PORT,...",
+        "Servers of the etcd in which the nodes find each other; /PREFIX after them: not below "
+        "/kvmill/. Needs --listen."},
+       [](absl::string_view value, Config* c) -> absl::Status {
+         KVMILL_RETURN_IF_ERROR(ParseCluster(value).status());
+         c->cluster = std::string(value);
+         return absl::OkStatus();
+       },
+       [](const Config& c) { return c.cluster; }},
+      Text("node-id", "ID",
+           "Name of this node; none: the host name, for the data plane of host name and socket.",
            &Config::node_id),
+      Text("zone", "NAME", "What fails together with this node: copies go to different zones.",
+           &Config::zone),
+      Address("advertise", "Where peers reach --listen; none: as --listen says. Port 0: its port.",
+              &Config::advertise),
+      Time("lease-ttl", "Time after which a node that died is gone from the cluster.", kLeaseTtlMax,
+           &Config::lease_ttl),
+      Time("member-grace",
+           "Time that members are kept when more than a third vanish within one --lease-ttl.",
+           kMemberGraceMax, &Config::member_grace),
+      Text("etcd-ca", "FILE", "PEM authority of etcd's servers; none: no TLS.", &Config::etcd_ca),
+      Text("etcd-cert", "FILE", "PEM certificate that etcd gets.", &Config::etcd_cert),
+      Text("etcd-key", "FILE", "PEM key of that certificate.", &Config::etcd_key),
+      Text("etcd-user", "NAME", "User of etcd.", &Config::etcd_user),
+      Text("etcd-password-file", "FILE",
+           "File with the user's password; else KVMILL_ETCD_PASSWORD has it.",
+           &Config::etcd_password_file),
       OneOf("log-level", "Least severe messages that are logged, to standard error.",
             {"trace", "debug", "info", "warn", "error", "off"}, &Config::log_level),
       {{"encode-threads", "N", "Threads that encode; 0: one per core."},
@@ -295,11 +320,7 @@ absl::Status CheckConfig(const Config& config) {
                                                    ": want 0 or at least ",
                                                    FormatBytes(kGpuBytesMin)));
   }
-  if (config.cluster != "none") {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--cluster ", config.cluster, ": must be none, this version runs single nodes"));
-  }
-  return absl::OkStatus();
+  return CheckCluster(config);
 }
 
 absl::StatusOr<HostPort> ParseUcxAddress(absl::string_view text) {

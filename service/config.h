@@ -22,6 +22,8 @@ inline constexpr std::uint64_t kGpuBytesMin = std::uint64_t{64} << 20;  // Unles
 
 inline constexpr absl::Duration kDrainTimeoutMax = absl::Hours(1);
 inline constexpr absl::Duration kSessionGraceMax = absl::Hours(1);
+inline constexpr absl::Duration kLeaseTtlMax = absl::Minutes(10);
+inline constexpr absl::Duration kMemberGraceMax = absl::Hours(1);
 
 struct Config {
   std::string socket;   // Path; never empty after LoadConfig.
@@ -38,7 +40,17 @@ struct Config {
   std::uint64_t disk_bytes = std::uint64_t{64} << 30;
   std::string device = "auto";
   std::string cluster = "none";
-  std::string node_id;
+  std::string node_id;    // Empty: the host's name.
+  std::string zone;       // May be empty.
+  std::string advertise;  // HOST:PORT; empty: as `listen`.
+  absl::Duration lease_ttl = absl::Seconds(10);
+  absl::Duration member_grace = absl::Seconds(30);
+  std::string etcd_ca;  // Files; empty: none.
+  std::string etcd_cert;
+  std::string etcd_key;
+  std::string etcd_user;
+  std::string etcd_password_file;
+  std::string etcd_password;  // From the environment: no option, and nowhere printed.
   std::string log_level = "info";
   std::uint32_t encode_threads = 0;                  // 0: one per core.
   std::string eviction_policy;                       // Empty: the default.

@@ -90,6 +90,7 @@ int Main(const std::vector<std::string>& arguments) {
     const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
     config.socket = DefaultSocketPath(runtime_dir == nullptr ? "" : runtime_dir);
   }
+  if (const char* password = std::getenv("KVMILL_ETCD_PASSWORD")) config.etcd_password = password;
   absl::Status status = CheckConfig(config);
   if (!status.ok()) return Failed(status);
   if (flags->print_config) return Say(ToYaml(config));

@@ -4,11 +4,13 @@
 
 #include <functional>
 #include <limits>
+#include <memory>
 #include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "service/cluster_node.h"
 #include "service/data_plane.h"
 #include "service/transfers.h"
 #include "storage/store_stats.h"
@@ -28,6 +30,7 @@ struct Source {
   const DataPlane::Stats& data;
   const SessionTable::Stats& sessions;
   double start_unix_seconds;
+  const MembershipSnapshot& members;  // Empty without a cluster, and not stale.
 };
 
 struct Family {
@@ -255,6 +258,21 @@ const Family kFamilies[] = {
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.unwritten_blocks); }},
     {"assembling_blocks", MetricType::Gauge, "Blocks of which some heads are still missing.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.assembling_blocks); }},
+    {"members", MetricType::Gauge, "Nodes of the cluster as this one knows it, by state.",
+     [](const Source& s, MetricFamily* out) {
+       std::uint64_t serving = 0;
+       std::uint64_t draining = 0;
+       for (const Member& member : s.members.members) {
+         ++(member.state == MemberState::kServing ? serving : draining);
+       }
+       Add(out, serving, {{"state", "serving"}});
+       Add(out, draining, {{"state", "draining"}});
+     }},
+    {"membership_stale", MetricType::Gauge,
+     "1 while this node's knowledge of the cluster may not be what etcd has.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.members.stale || s.members.keeping ? 1.0 : 0.0);
+     }},
     {"metadata_bytes", MetricType::Gauge, "Memory of the index and what belongs to it.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.metadata_bytes); }},
 };
@@ -266,7 +284,14 @@ std::vector<MetricFamily> Metrics::Collect() const {
   DataPlane::Stats data;
   if (context_.data_plane != nullptr) data = context_.data_plane->stats();
   const SessionTable::Stats sessions = context_.sessions.stats();
-  const Source source{context_, stats, data, sessions, start_unix_seconds_};
+  MembershipSnapshot none;
+  none.stale = false;
+  std::shared_ptr<const MembershipSnapshot> members;
+  if (const ClusterNode* cluster = context_.cluster.load(std::memory_order_acquire)) {
+    members = cluster->snapshot();
+  }
+  const Source source{
+      context_, stats, data, sessions, start_unix_seconds_, members == nullptr ? none : *members};
   std::vector<MetricFamily> families;
   for (const Family& family : kFamilies) {
     MetricFamily out;

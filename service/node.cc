@@ -29,10 +29,13 @@
 #include "client/units.h"
 #include "service/admin_service.h"
 #include "service/cache_service.h"
+#include "service/cluster_config.h"
+#include "service/cluster_node.h"
 #include "service/data_plane.h"
 #include "service/data_service.h"
 #include "service/device_regions.h"
 #include "service/engine_service.h"
+#include "service/etcd/etcd_registry.h"
 #include "service/http_server.h"
 #include "service/local_door.h"
 #include "service/local_peers.h"
@@ -62,6 +65,8 @@ constexpr std::chrono::milliseconds kSessionTick{50};
 constexpr double kLeasedShareMax = 0.75;
 // How long slices that gRPC still holds may keep the store from being destroyed.
 constexpr std::chrono::seconds kPinnedWaitMax{5};
+// For etcd to take this node out; its lease ends anyway.
+constexpr std::chrono::milliseconds kLeaveMax{2000};
 
 absl::StatusOr<std::string> MakeBootId() {
   std::string id(16, '\0');
@@ -108,6 +113,7 @@ class Node::Impl {
   absl::Status StartMainServer();
   absl::Status StartAdminServer();
   absl::Status StartHttp();
+  absl::Status StartCluster();
   absl::StatusOr<DoorClient::ArenaMemory> ArenaFor(DoorClientId client,
                                                    const DoorArenaRequest& request);
   absl::Status TakeRegion(const DoorPeer& peer, const DoorRegion& region, int fd);
@@ -144,7 +150,8 @@ class Node::Impl {
   std::unique_ptr<grpc::Server> admin_server_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<HttpServer> http_;
-  std::string listen_address_;  // With real ports.
+  std::unique_ptr<ClusterNode> cluster_;  // Null without --cluster.
+  std::string listen_address_;            // With real ports.
   std::string admin_address_;
 };
 
@@ -213,7 +220,7 @@ absl::Status Node::Impl::Start() {
     peers_.Connected(fd, uid);
     grpc::AddInsecureChannelFromFd(main_server_.get(), fd);
   });
-  return absl::OkStatus();
+  return StartCluster();
 }
 
 absl::Status Node::Impl::OpenDevices() {
@@ -433,6 +440,20 @@ absl::Status Node::Impl::TakeDeviceRegion(const DoorPeer& peer, const DoorDevice
   return sessions_->Share(peer.client, region.registration, region.region, std::move(memory));
 }
 
+absl::Status Node::Impl::StartCluster() {
+  if (config_.cluster == "none") return absl::OkStatus();
+  KVMILL_ASSIGN_OR_RETURN(const EtcdOptions etcd, MakeEtcdOptions(config_));
+  KVMILL_ASSIGN_OR_RETURN(
+      const Membership::Options membership,
+      MakeMembershipOptions(config_, listen_address_, context_->boot_id, listener_->holder()));
+  KVMILL_ASSIGN_OR_RETURN(cluster_, ClusterNode::Start(clock_, membership, [&etcd](Loop& loop) {
+                            return EtcdRegistry::Create(etcd, loop);
+                          }));
+  context_->cluster.store(cluster_.get());
+  if (context_->draining.load()) cluster_->SetDraining();  // An administrator was quick.
+  return absl::OkStatus();
+}
+
 std::string Node::Impl::ReadyLine() const {
   const auto text_or_null = [](const std::string& text) {
     return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
@@ -456,6 +477,7 @@ std::string Node::Impl::ReadyLine() const {
 void Node::Impl::StartDraining() {
   if (context_->draining.exchange(true)) return;
   LogInfo("draining: stores are refused from now on");
+  if (ClusterNode* cluster = context_->cluster.load()) cluster->SetDraining();
   sessions_->Drain();
   for (grpc::Server* server : {main_server_.get(), admin_server_.get()}) {
     if (server != nullptr && server->GetHealthCheckService() != nullptr) {
@@ -478,6 +500,13 @@ void Node::Impl::Drain() {
   }
   main_server_.reset();
   admin_server_.reset();
+  if (cluster_ != nullptr) {
+    const absl::Status left = cluster_->Leave(kLeaveMax);
+    if (!left.ok()) {
+      LogWarning(
+          absl::StrCat("drain: the cluster sees this node until its lease ends: ", left.message()));
+    }
+  }
   if (door_ != nullptr) door_->Stop();
   if (data_plane_ != nullptr) {
     data_plane_->Stop(std::chrono::steady_clock::now() +
@@ -489,6 +518,7 @@ void Node::Impl::Drain() {
   encode_pool_.reset();
   io_pool_.reset();
   http_.reset();
+  cluster_.reset();
   data_plane_.reset();
   StopStore();
   door_.reset();

@@ -18,6 +18,7 @@
 
 namespace kvmill {
 
+class ClusterNode;
 class DataPlane;
 
 // Limits that the outside meets; refusals name the value and the limit.
@@ -60,6 +61,8 @@ struct ServiceContext {
   std::uint32_t encode_threads = 0;
   std::int64_t start_nanos = 0;           // Of `clock`.
   const DataPlane* data_plane = nullptr;  // Null: none.
+  // Set once calls may be running already. Null: there is none (yet).
+  std::atomic<ClusterNode*> cluster{nullptr};
   ServiceCounters counters{};
   std::atomic<bool> draining{false};
 

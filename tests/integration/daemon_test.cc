@@ -168,7 +168,7 @@ TEST_F(ProcessTest, WhatCannotStartSaysWhyInOneLineAndExitsOne) {
       {{"--admin", "127.0.0.1:0"}, "--insecure"},
       {{"--gpu-bytes", "1MiB"}, "--gpu-bytes 1MiB: want 0 or at least 64MiB"},
       {{"--device", "cuda:99"}, "--device cuda:99: "},
-      {{"--cluster", "etcd://127.0.0.1:2379"}, "must be none"},
+      {{"--cluster", "etcd://127.0.0.1:2379"}, "needs --listen HOST:PORT"},
       {{"--config", directory_ / "absent.yaml"}, "cannot be read"},
       {{"--config", Write("a.yaml", "log_level: info\nhost_byte: 1GiB\n")},
        "a.yaml:2: unknown key \"host_byte\""},

@@ -4,17 +4,21 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "service/cluster_config.h"
 #include "service/flags.h"
 
 namespace kvmill {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::Pair;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
@@ -200,9 +204,108 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
   EXPECT_EQ(check({{"gpu-bytes", "64MiB"}, {"device", "cuda:1"}}), "");
   EXPECT_THAT(check({{"gpu-bytes", "1MiB"}}),
               HasSubstr("--gpu-bytes 1MiB: want 0 or at least 64MiB"));
-  EXPECT_THAT(check({{"cluster", "etcd://h:1"}}), HasSubstr("--cluster etcd://h:1: must be none"));
   EXPECT_EQ(check({{"ucx", "10.0.0.1"}, {"data-plane-plaintext", "true"}}), "");
   EXPECT_THAT(check({{"socket", std::string(200, 's')}}), HasSubstr("200 bytes, want 1 to 102"));
+}
+
+TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
+  using Options = std::vector<std::pair<std::string, std::string>>;
+  const std::string dir = ::testing::TempDir();
+  const std::string file = dir + "kvmill-config-test-pem";
+  std::ofstream(file) << "secret-bytes\n";
+  const auto check = [](Options more, const std::string& password = "") {
+    Options options = {{"socket", "/tmp/k.sock"},
+                       {"insecure", "true"},
+                       {"cluster", "etcd://h:1,[::1]:2/a/b"},
+                       {"listen", "127.0.0.1:0"},
+                       {"node-id", "node-1"}};
+    options.insert(options.end(), more.begin(), more.end());
+    Config config;
+    config.etcd_password = password;
+    for (const auto& [name, value] : options) {
+      const absl::Status set = SetOption(name, value, &config);
+      if (!set.ok()) return std::string(set.message());
+    }
+    return std::string(CheckConfig(config).message());
+  };
+  EXPECT_EQ(check({}), "");
+  EXPECT_EQ(check({{"node-id", ""}}), "") << "the host name will do";
+  EXPECT_EQ(check({{"zone", "eu-1a"}, {"advertise", "node-1.example:0"}}), "");
+  EXPECT_EQ(check({{"etcd-ca", file}, {"etcd-cert", file}, {"etcd-key", file}}), "");
+  EXPECT_EQ(check({{"etcd-user", "mill"}}, "word"), "");
+  EXPECT_EQ(check({{"etcd-user", "mill"}, {"etcd-password-file", file}}), "");
+  const struct {
+    Options options;
+    const char* says;
+  } refused[] = {
+      {{{"cluster", "consul://h:1"}},
+       "cluster \"consul://h:1\": want none or etcd://HOST:PORT,..."},
+      {{{"cluster", "etcd://"}}, "cluster \"etcd://\": "},
+      {{{"cluster", "etcd://h"}}, "cluster \"etcd://h\": "},
+      {{{"cluster", "etcd://h:1,"}}, "cluster \"etcd://h:1,\": "},
+      {{{"cluster", "etcd://h:0"}}, "server \"h:0\": want a port"},
+      {{{"cluster", "etcd://::1:2"}}, "cluster \"etcd://::1:2\": "},
+      {{{"cluster", "etcd://h:1/a//b"}}, "part of the prefix \"\""},
+      {{{"listen", ""}}, "needs --listen HOST:PORT"},
+      {{{"listen", "0.0.0.0:7600"}}, "--listen 0.0.0.0:7600: peers cannot reach a wildcard"},
+      {{{"listen", "[::]:7600"}}, "say --advertise HOST:PORT"},
+      {{{"advertise", "0.0.0.0:1"}}, "--advertise 0.0.0.0:1: peers cannot reach a wildcard"},
+      {{{"node-id", "node/1"}}, "--node-id: node id \"node/1\": want 1 to 64"},
+      {{{"zone", "a b"}}, "--zone: zone \"a b\""},
+      {{{"lease-ttl", "1s"}}, "--lease-ttl 1s: want at least 2s"},
+      {{{"lease-ttl", "2500ms"}}, "--lease-ttl 2.5s: want whole seconds"},
+      {{{"lease-ttl", "11m"}}, "want 0 to 10m"},
+      {{{"member-grace", "2h"}}, "want 0 to 1h"},
+      {{{"etcd-ca", dir}}, "--etcd-ca "},
+      {{{"etcd-ca", "/absent"}}, "--etcd-ca /absent: want a file"},
+      {{{"etcd-ca", file}, {"etcd-cert", file}}, "needs --etcd-key and --etcd-ca"},
+      {{{"etcd-cert", file}, {"etcd-key", file}}, "needs --etcd-key and --etcd-ca"},
+      {{{"etcd-user", "mill"}}, "--etcd-user mill: needs a password"},
+      {{{"etcd-user", "mill"}, {"etcd-password-file", "/absent"}},
+       "--etcd-password-file /absent: "},
+  };
+  for (const auto& c : refused) {
+    EXPECT_THAT(check(c.options), HasSubstr(c.says));
+    EXPECT_THAT(check(c.options), Not(HasSubstr("secret-bytes")));
+  }
+  std::remove(file.c_str());
+}
+
+TEST(ConfigTest, ServersAndPrefixOfACluster) {
+  const auto cluster = ParseCluster("etcd://a:1,[fd00::1]:2379/x/y/");
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  ASSERT_EQ(cluster->servers.size(), 2u);
+  EXPECT_EQ(cluster->servers[0].ToString(), "a:1");
+  EXPECT_EQ(cluster->servers[1].ToString(), "[fd00::1]:2379");
+  EXPECT_EQ(cluster->prefix, "/x/y/");
+  EXPECT_EQ(ParseCluster("etcd://a:1")->prefix, "/kvmill/");
+  EXPECT_TRUE(ParseCluster("none")->servers.empty());
+}
+
+TEST(ConfigTest, APasswordIsNowherePrinted) {
+  Config config;
+  config.etcd_password = "s3cret-word";
+  EXPECT_THAT(ToYaml(config), Not(HasSubstr("s3cret-word")));
+}
+
+TEST(ConfigTest, APeersAddressIsTheRealOne) {
+  Config config;
+  config.cluster = "etcd://h:1";
+  config.node_id = "node-1";
+  const std::string incarnation(16, 'i');
+  const auto address = [&] {
+    const auto options = MakeMembershipOptions(config, "10.0.0.1:7600", incarnation, "");
+    return options.ok() ? options->self.member.address : std::string(options.status().message());
+  };
+  EXPECT_EQ(address(), "10.0.0.1:7600");
+  config.advertise = "node-1.example:0";
+  EXPECT_EQ(address(), "node-1.example:7600");
+  config.advertise = "[fd00::1]:99";
+  EXPECT_EQ(address(), "[fd00::1]:99");
+  config.data_dir = "/d";
+  EXPECT_EQ(
+      MakeMembershipOptions(config, "10.0.0.1:7600", incarnation, "")->self.member.capacity_bytes,
+      config.host_bytes + config.disk_bytes);
 }
 
 TEST(ConfigTest, TheDataPlaneHasANumericAddressWithOrWithoutAPort) {

@@ -1,0 +1,188 @@
+#include "service/cluster_config.h"
+
+#include <arpa/inet.h>
+#include <limits.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+constexpr absl::string_view kScheme = "etcd://";
+constexpr absl::string_view kDefaultPrefix = "/kvmill/";
+constexpr std::size_t kServersMax = 16;
+constexpr std::size_t kFileBytesMax = 1 << 20;
+
+absl::Status Wrong(absl::string_view option, absl::string_view value, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("--", option, " ", value, ": ", what));
+}
+
+// Empty for an empty path.
+absl::StatusOr<std::string> ReadFile(absl::string_view option, const std::string& path) {
+  if (path.empty()) return std::string();
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  if (file) text << file.rdbuf();
+  if (!file || text.str().empty() || text.str().size() > kFileBytesMax) {
+    return Wrong(option, path, absl::StrCat("want a file with 1 to ", kFileBytesMax, " bytes"));
+  }
+  return text.str();
+}
+
+bool IsWildcard(const std::string& host) {
+  in_addr ipv4{};
+  in6_addr ipv6{};
+  if (inet_pton(AF_INET, host.c_str(), &ipv4) == 1) return ipv4.s_addr == INADDR_ANY;
+  return inet_pton(AF_INET6, host.c_str(), &ipv6) == 1 && IN6_IS_ADDR_UNSPECIFIED(&ipv6);
+}
+
+std::string NodeIdOf(const Config& config) {
+  if (!config.node_id.empty()) return config.node_id;
+  std::string host(HOST_NAME_MAX + 1, '\0');
+  static_cast<void>(gethostname(host.data(), host.size() - 1));
+  return host.c_str();
+}
+
+// Port 0 means the one that the daemon listens on.
+absl::StatusOr<std::string> AddressOf(const Config& config, const std::string& listen) {
+  KVMILL_ASSIGN_OR_RETURN(const HostPort bound, ParseHostPort(listen));
+  if (config.advertise.empty()) {
+    if (IsWildcard(bound.host)) {
+      return Wrong("listen", listen,
+                   "peers cannot reach a wildcard address: say --advertise HOST:PORT");
+    }
+    return bound.ToString();
+  }
+  KVMILL_ASSIGN_OR_RETURN(HostPort address, ParseHostPort(config.advertise));
+  if (IsWildcard(address.host)) {
+    return Wrong("advertise", config.advertise, "peers cannot reach a wildcard address");
+  }
+  if (address.port == 0) address.port = bound.port;
+  return address.ToString();
+}
+
+}  // namespace
+
+absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text) {
+  ClusterAddress address;
+  if (text == "none") return address;
+  if (!absl::StartsWith(text, kScheme)) {
+    return absl::InvalidArgumentError("want none or etcd://HOST:PORT,...");
+  }
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(text.substr(kScheme.size()), absl::MaxSplits('/', 1));
+  for (const absl::string_view server : absl::StrSplit(parts.first, ',')) {
+    KVMILL_ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(server));
+    if (parsed.port == 0) {
+      return absl::InvalidArgumentError(absl::StrCat("server \"", server, "\": want a port"));
+    }
+    address.servers.push_back(parsed);
+  }
+  if (address.servers.size() > kServersMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(address.servers.size(), " servers: want at most ", kServersMax));
+  }
+  address.prefix = std::string(kDefaultPrefix);
+  const absl::string_view path = absl::StripSuffix(parts.second, "/");
+  if (!path.empty()) {
+    for (const absl::string_view name : absl::StrSplit(path, '/')) {
+      KVMILL_RETURN_IF_ERROR(CheckName("part of the prefix", name));
+    }
+    address.prefix = absl::StrCat("/", path, "/");
+  }
+  return address;
+}
+
+absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config) {
+  EtcdOptions options;
+  KVMILL_ASSIGN_OR_RETURN(ClusterAddress cluster, ParseCluster(config.cluster));
+  options.servers = std::move(cluster.servers);
+  KVMILL_ASSIGN_OR_RETURN(options.ca_pem, ReadFile("etcd-ca", config.etcd_ca));
+  KVMILL_ASSIGN_OR_RETURN(options.certificate_pem, ReadFile("etcd-cert", config.etcd_cert));
+  KVMILL_ASSIGN_OR_RETURN(options.key_pem, ReadFile("etcd-key", config.etcd_key));
+  if (config.etcd_cert.empty() != config.etcd_key.empty() ||
+      (!config.etcd_cert.empty() && config.etcd_ca.empty())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--etcd-cert ", config.etcd_cert, ": needs --etcd-key and --etcd-ca, and they need it"));
+  }
+  options.user = config.etcd_user;
+  options.password = config.etcd_password;
+  if (!config.etcd_password_file.empty()) {
+    KVMILL_ASSIGN_OR_RETURN(options.password,
+                            ReadFile("etcd-password-file", config.etcd_password_file));
+    absl::StripTrailingAsciiWhitespace(&options.password);
+  }
+  if (!options.user.empty() && options.password.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--etcd-user ", options.user,
+                     ": needs a password, from --etcd-password-file or KVMILL_ETCD_PASSWORD"));
+  }
+  return options;
+}
+
+absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,
+                                                          const std::string& listen,
+                                                          const std::string& incarnation,
+                                                          const std::string& holder) {
+  Membership::Options options;
+  KVMILL_ASSIGN_OR_RETURN(ClusterAddress cluster, ParseCluster(config.cluster));
+  options.prefix = std::move(cluster.prefix);
+  Member& self = options.self.member;
+  self.id = NodeIdOf(config);
+  self.incarnation = incarnation;
+  KVMILL_ASSIGN_OR_RETURN(self.address, AddressOf(config, listen));
+  self.zone = config.zone;
+  self.capacity_bytes = config.host_bytes + (config.data_dir.empty() ? 0 : config.disk_bytes);
+  options.self.holder = holder;
+  options.lease_seconds = absl::ToInt64Seconds(config.lease_ttl);
+  options.grace_seconds = absl::ToInt64Seconds(config.member_grace);
+  std::memcpy(&options.seed, incarnation.data(),
+              std::min(incarnation.size(), sizeof(options.seed)));
+  return options;
+}
+
+absl::Status CheckCluster(const Config& config) {
+  if (config.cluster == "none") return absl::OkStatus();
+  if (config.listen.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--cluster ", config.cluster, ": needs --listen HOST:PORT, where peers reach this node"));
+  }
+  for (const auto& [name, value] :
+       {std::pair<const char*, absl::Duration>("lease-ttl", config.lease_ttl),
+        {"member-grace", config.member_grace}}) {
+    if (value != absl::Seconds(absl::ToInt64Seconds(value))) {
+      return Wrong(name, absl::FormatDuration(value), "want whole seconds");
+    }
+  }
+  if (config.lease_ttl < absl::Seconds(Membership::kLeaseSecondsMin)) {
+    return Wrong("lease-ttl", absl::FormatDuration(config.lease_ttl),
+                 absl::StrCat("want at least ", Membership::kLeaseSecondsMin, "s"));
+  }
+  if (const absl::Status id = CheckName("node id", NodeIdOf(config)); !id.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--node-id: ", id.message()));
+  }
+  if (const absl::Status zone =
+          config.zone.empty() ? absl::OkStatus() : CheckName("zone", config.zone);
+      !zone.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--zone: ", zone.message()));
+  }
+  KVMILL_RETURN_IF_ERROR(MakeEtcdOptions(config).status());
+  // The rest is as it will be, but for what only a running daemon has.
+  KVMILL_ASSIGN_OR_RETURN(
+      const Membership::Options options,
+      MakeMembershipOptions(config, config.listen, std::string(kHolderBytes, '\0'), ""));
+  return Membership::Check(options);
+}
+
+}  // namespace kvmill

@@ -1,0 +1,41 @@
+// What the options of the cluster mean.
+#ifndef KVMILL_SERVICE_CLUSTER_CONFIG_H_
+#define KVMILL_SERVICE_CLUSTER_CONFIG_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "client/server_address.h"
+#include "service/cluster/membership.h"
+#include "service/config.h"
+#include "service/etcd/etcd_servers.h"
+
+namespace kvmill {
+
+struct ClusterAddress {
+  std::vector<HostPort> servers;  // Empty: no cluster.
+  std::string prefix;             // Of all keys; begins and ends with '/'.
+};
+// "none" or "etcd://HOST:PORT,...", with "/PREFIX" at its end for a prefix other than "/kvmill/".
+// INVALID_ARGUMENT naming the part.
+absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text);
+
+// With the files that the options name, read now. Messages name files, never what is in them.
+absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config);
+
+// `listen` is the address with its real port; `incarnation` and `holder` as in member.h and
+// registration.h.
+absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,
+                                                          const std::string& listen,
+                                                          const std::string& incarnation,
+                                                          const std::string& holder);
+
+// The part of CheckConfig that is about the cluster.
+absl::Status CheckCluster(const Config& config);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_CLUSTER_CONFIG_H_

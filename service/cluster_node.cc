@@ -1,0 +1,115 @@
+#include "service/cluster_node.h"
+
+#include <algorithm>
+#include <future>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/core/log.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+std::size_t ServingCount(const MembershipSnapshot& snapshot) {
+  return static_cast<std::size_t>(
+      std::count_if(snapshot.members.begin(), snapshot.members.end(),
+                    [](const Member& member) { return member.state == MemberState::kServing; }));
+}
+
+// A line a change, none for what goes on as it was.
+void LogChanges(const MembershipSnapshot& before, const MembershipSnapshot& now,
+                const Membership::Options& options) {
+  const std::string& id = options.self.member.id;
+  if (now.registration != before.registration) {
+    switch (now.registration) {
+      case Registrar::State::kRegistered:
+        LogInfo(absl::StrCat("cluster: registered as node \"", id, "\""));
+        break;
+      case Registrar::State::kRefused:
+        LogError(absl::StrCat("cluster: ", now.problem.message()));
+        break;
+      case Registrar::State::kLeft:
+        LogInfo(absl::StrCat("cluster: node \"", id, "\" leaves"));
+        break;
+      case Registrar::State::kJoining:
+        LogWarning(absl::StrCat("cluster: node \"", id,
+                                "\" is registered no more; it serves on, "
+                                "and registers again"));
+        break;
+    }
+  } else if (!now.problem.ok() && now.problem.code() != before.problem.code()) {
+    LogWarning(absl::StrCat("cluster: ", now.problem.message(), "; trying again"));
+  }
+  if (now.stale != before.stale) {
+    if (now.stale) {
+      LogWarning(absl::StrCat("cluster: no word of etcd for ", options.lease_seconds,
+                              " s: the members are those of then"));
+    } else {
+      LogInfo("cluster: the members are what etcd has");
+    }
+  }
+  if (now.keeping && !before.keeping) {
+    LogWarning(absl::StrCat("cluster: more than a third of the members vanished within ",
+                            options.lease_seconds, " s: they are kept for ", options.grace_seconds,
+                            " s, unless they come back"));
+  }
+  if (now.version != before.version) {
+    LogInfo(
+        absl::StrCat("cluster: members: ", now.members.size(), ", serving: ", ServingCount(now)));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ClusterNode>> ClusterNode::Start(const Clock& clock,
+                                                                const Membership::Options& options,
+                                                                const MakeRegistry& make_registry) {
+  KVMILL_RETURN_IF_ERROR(Membership::Check(options));
+  std::unique_ptr<ClusterNode> node(new ClusterNode(clock, options));
+  KVMILL_ASSIGN_OR_RETURN(node->registry_, make_registry(node->loop_));
+  node->loop_.Run([&node] {
+    node->membership_ = std::make_unique<Membership>(
+        node->loop_, *node->registry_, node->options_,
+        [self = node.get()](std::shared_ptr<const MembershipSnapshot> snapshot) {
+          self->Published(std::move(snapshot));
+        });
+    node->membership_->Start();
+  });
+  return node;
+}
+
+ClusterNode::~ClusterNode() {
+  loop_.Stop();
+  membership_.reset();
+  registry_.reset();
+}
+
+std::shared_ptr<const MembershipSnapshot> ClusterNode::snapshot() const {
+  MutexLock lock(mu_);
+  return snapshot_;
+}
+
+void ClusterNode::Published(std::shared_ptr<const MembershipSnapshot> snapshot) {
+  LogChanges(*this->snapshot(), *snapshot, options_);
+  MutexLock lock(mu_);
+  snapshot_ = std::move(snapshot);
+}
+
+void ClusterNode::SetDraining() {
+  loop_.Post([this] { membership_->SetState(MemberState::kDraining); });
+}
+
+absl::Status ClusterNode::Leave(std::chrono::milliseconds limit) {
+  std::promise<absl::Status> left;
+  std::future<absl::Status> future = left.get_future();
+  loop_.Run([&] {
+    const std::int64_t deadline =
+        loop_.clock().MonotonicNanos() +
+        std::chrono::duration_cast<std::chrono::nanoseconds>(limit).count();
+    membership_->Leave(deadline, [&left](const absl::Status& status) { left.set_value(status); });
+  });
+  return future.get();
+}
+
+}  // namespace kvmill

@@ -1,0 +1,61 @@
+// This daemon as a node of a cluster: the loop, and the state machines on it.
+#ifndef KVMILL_SERVICE_CLUSTER_NODE_H_
+#define KVMILL_SERVICE_CLUSTER_NODE_H_
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "service/cluster/membership.h"
+#include "service/cluster/registry.h"
+#include "service/thread_loop.h"
+#include "storage/core/clock.h"
+#include "storage/core/mutex.h"
+
+namespace kvmill {
+
+// Thread-safe.
+class ClusterNode {
+ public:
+  // The registry lives on the loop and calls back there.
+  using MakeRegistry = std::function<absl::StatusOr<std::unique_ptr<Registry>>(Loop&)>;
+
+  // Waits for nobody: the node joins when the registry answers. `options` passed
+  // Membership::Check. Logs what changes.
+  static absl::StatusOr<std::unique_ptr<ClusterNode>> Start(const Clock& clock,
+                                                            const Membership::Options& options,
+                                                            const MakeRegistry& make_registry);
+  // Without Leave the node vanishes when its lease ends.
+  ~ClusterNode();
+
+  const std::string& node_id() const { return options_.self.member.id; }
+  // Never null, never waits for the loop.
+  std::shared_ptr<const MembershipSnapshot> snapshot() const;
+
+  // Peers see it as soon as the registry has it.
+  void SetDraining();
+  // Takes this node out of the registry. Returns when it is, or after `limit` with the reason.
+  // Once.
+  absl::Status Leave(std::chrono::milliseconds limit);
+
+ private:
+  ClusterNode(const Clock& clock, const Membership::Options& options)
+      : options_(options), loop_(clock) {}
+  void Published(std::shared_ptr<const MembershipSnapshot> snapshot);
+
+  const Membership::Options options_;
+  mutable Mutex mu_;
+  std::shared_ptr<const MembershipSnapshot> snapshot_ ABSL_GUARDED_BY(mu_) =
+      std::make_shared<const MembershipSnapshot>();
+  ThreadLoop loop_;
+  // On the loop.
+  std::unique_ptr<Registry> registry_;
+  std::unique_ptr<Membership> membership_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_CLUSTER_NODE_H_
