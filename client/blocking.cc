@@ -147,6 +147,10 @@ absl::StatusOr<VerifyResult> Client::Verify(CallOptions call) {
   return Wait<VerifyResult>([&](auto done) { VerifyAsync(call, std::move(done)); });
 }
 
+absl::StatusOr<ClusterStatus> Client::Cluster(CallOptions call) {
+  return Wait<ClusterStatus>([&](auto done) { ClusterAsync(call, std::move(done)); });
+}
+
 absl::StatusOr<std::uint64_t> Client::Drain(CallOptions call) {
   return Wait<std::uint64_t>([&](auto done) { DrainAsync(call, std::move(done)); });
 }

@@ -19,6 +19,41 @@
 namespace kvmill {
 namespace {
 
+ClusterStatus ClusterFromProto(const v1::ClusterReply& reply) {
+  ClusterStatus status;
+  status.node_id = reply.node_id();
+  switch (reply.registration()) {
+    case v1::REGISTRATION_NONE:
+      status.registration = "none";
+      break;
+    case v1::REGISTRATION_JOINING:
+      status.registration = "joining";
+      break;
+    case v1::REGISTRATION_REGISTERED:
+      status.registration = "registered";
+      break;
+    case v1::REGISTRATION_REFUSED:
+      status.registration = "refused";
+      break;
+    case v1::REGISTRATION_LEFT:
+      status.registration = "left";
+      break;
+    default:
+      status.registration = "unknown";  // Of a newer daemon.
+      break;
+  }
+  for (const v1::ClusterMember& member : reply.members()) {
+    status.members.push_back({member.id(), absl::BytesToHexString(member.incarnation()),
+                              member.address(), member.zone(), member.capacity_bytes(),
+                              member.draining()});
+  }
+  status.version = reply.version();
+  status.stale = reply.stale();
+  status.keeping = reply.keeping();
+  status.problem = reply.problem();
+  return status;
+}
+
 ServerStat StatFromProto(const v1::StatReply& reply) {
   ServerStat stat;
   stat.blocks = reply.blocks();
@@ -345,6 +380,16 @@ void Client::VerifyAsync(CallOptions call, Done<VerifyResult> done) {
         return VerifyResult{reply.records_checked(), reply.failures()};
       },
       std::move(done));
+}
+
+void Client::ClusterAsync(CallOptions call, Done<ClusterStatus> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  impl_->Call<v1::ClusterReply, ClusterStatus>(
+      impl_->DeadlineOf(call),
+      [request = v1::ClusterRequest()](Channel& channel, auto* context, auto* queue) {
+        return channel.admin->PrepareAsyncCluster(context, request, queue);
+      },
+      &ClusterFromProto, std::move(done));
 }
 
 void Client::DrainAsync(CallOptions call, Done<std::uint64_t> done) {

@@ -244,6 +244,26 @@ struct VerifyResult {
   std::uint64_t failures = 0;
 };
 
+struct ClusterMember {
+  std::string id;
+  std::string incarnation;  // Lower-case hex.
+  std::string address;      // HOST:PORT.
+  std::string zone;
+  std::uint64_t capacity_bytes = 0;
+  bool draining = false;
+};
+
+// What a daemon knows of its cluster.
+struct ClusterStatus {
+  std::string node_id;       // Of the daemon; empty when it is in no cluster.
+  std::string registration;  // none, joining, registered, refused or left.
+  std::vector<ClusterMember> members;
+  std::uint64_t version = 0;  // Rises when the members change; 0: nothing was heard yet.
+  bool stale = false;         // etcd may know better.
+  bool keeping = false;       // Some are kept although etcd has lost them.
+  std::string problem;        // Empty: none.
+};
+
 // How the bytes of Store and Fetch travel.
 enum class DataPath : std::uint8_t {
   kAuto,    // UCX to a daemon that is not local and offers it, else with the gRPC messages.
@@ -435,6 +455,8 @@ class Client {
   // The number of blocks made durable. The daemon takes no more stores afterwards.
   absl::StatusOr<std::uint64_t> Drain(CallOptions call = {});
   void DrainAsync(CallOptions call, Done<std::uint64_t> done);
+  absl::StatusOr<ClusterStatus> Cluster(CallOptions call = {});
+  void ClusterAsync(CallOptions call, Done<ClusterStatus> done);
   absl::StatusOr<ServerStatus> Status(CallOptions call = {});
   void StatusAsync(CallOptions call, Done<ServerStatus> done);
   absl::StatusOr<std::vector<ClientNamespace>> Namespaces(CallOptions call = {});

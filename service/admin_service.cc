@@ -1,16 +1,36 @@
 #include "service/admin_service.h"
 
 #include <limits>
+#include <memory>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/cache_service.h"
+#include "service/cluster_node.h"
 #include "service/engine_service.h"
 #include "service/status_grpc.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
+namespace {
+
+v1::Registration ToProto(Registrar::State state) {
+  switch (state) {
+    case Registrar::State::kJoining:
+      return v1::REGISTRATION_JOINING;
+    case Registrar::State::kRegistered:
+      return v1::REGISTRATION_REGISTERED;
+    case Registrar::State::kRefused:
+      return v1::REGISTRATION_REFUSED;
+    case Registrar::State::kLeft:
+      return v1::REGISTRATION_LEFT;
+  }
+  return v1::REGISTRATION_NONE;
+}
+
+}  // namespace
 
 absl::Status AdminService::Enter(grpc::ServerContext* call, absl::string_view method,
                                  bool audited) const {
@@ -82,6 +102,32 @@ grpc::Status AdminService::Drain(grpc::ServerContext* call, const v1::DrainReque
     if (context_.data_dir.empty()) return absl::OkStatus();  // There is nowhere to save blocks to.
     KVMILL_ASSIGN_OR_RETURN(const std::uint64_t blocks, context_.store.Flush());
     reply->set_blocks(blocks);
+    return absl::OkStatus();
+  }());
+}
+
+grpc::Status AdminService::Cluster(grpc::ServerContext* call, const v1::ClusterRequest*,
+                                   v1::ClusterReply* reply) {
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(Enter(call, "Cluster", false));
+    const ClusterNode* cluster = context_.cluster.load(std::memory_order_acquire);
+    if (cluster == nullptr) return absl::OkStatus();
+    const std::shared_ptr<const MembershipSnapshot> snapshot = cluster->snapshot();
+    reply->set_node_id(cluster->node_id());
+    reply->set_registration(ToProto(snapshot->registration));
+    reply->set_version(snapshot->version);
+    reply->set_stale(snapshot->stale);
+    reply->set_keeping(snapshot->keeping);
+    reply->set_problem(std::string(snapshot->problem.message()));
+    for (const Member& member : snapshot->members) {
+      v1::ClusterMember* to = reply->add_members();
+      to->set_id(member.id);
+      to->set_incarnation(member.incarnation);
+      to->set_address(member.address);
+      to->set_zone(member.zone);
+      to->set_capacity_bytes(member.capacity_bytes);
+      to->set_draining(member.state == MemberState::kDraining);
+    }
     return absl::OkStatus();
   }());
 }

@@ -26,6 +26,8 @@ class AdminService final : public v1::Admin::Service {
                       v1::VerifyReply* reply) override;
   grpc::Status Drain(grpc::ServerContext* call, const v1::DrainRequest* request,
                      v1::BlockCount* reply) override;
+  grpc::Status Cluster(grpc::ServerContext* call, const v1::ClusterRequest* request,
+                       v1::ClusterReply* reply) override;
 
  private:
   // The gate's verdict; one log line for an admin call that changes something.

@@ -11,6 +11,7 @@ void AddStoreCommands(CommandLine& line);    // put
 void AddFetchCommands(CommandLine& line);    // lookup, get
 void AddRemovalCommands(CommandLine& line);  // rm, clear, flush, evict
 void AddInspectCommands(CommandLine& line);  // stat, ls, verify
+void AddClusterCommands(CommandLine& line);  // cluster status, members
 void AddTopCommand(CommandLine& line);       // top
 void AddPlanCommands(CommandLine& line);     // replay, capacity
 void AddBenchCommands(CommandLine& line);    // bench encode, lookup

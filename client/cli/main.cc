@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   AddFetchCommands(line);
   AddRemovalCommands(line);
   AddInspectCommands(line);
+  AddClusterCommands(line);
   AddTopCommand(line);
   AddPlanCommands(line);
   AddBenchCommands(line);

@@ -36,7 +36,7 @@ class Contracts(Case):
 
     def ask(self, *arguments, server=None, row_flag=""):
         """Runs a command and compares its fields with its row; the JSON. `row_flag`: which changes the fields."""
-        command = " ".join(arguments[:2 if arguments[0] == "bench" else 1]) + row_flag
+        command = " ".join(arguments[:2 if arguments[0] in ("bench", "cluster") else 1]) + row_flag
         said = self.kvmill(*arguments, "--json", server=server).json()
         self.assertEqual(list(said[0] if isinstance(said, list) else said), self.rows("kvmill")[command],
                          f"fields of {command}: left the program's, right those of docs/contracts.md")
@@ -78,17 +78,19 @@ class Contracts(Case):
         self.ask("bench", "fetch", "--bytes", "64KiB", "--count", "3")
         self.ask("bench", "store", "--bytes", "64KiB", "--count", "3")
         self.ask("bench", "disk", "--bytes", "16MiB", "--dir", self.path(""), server=False)
+        self.assertEqual(self.ask("cluster", "status")["registration"], "none")
+        self.assertEqual(self.ask("cluster", "members")["members"], [])
         rows = set(self.rows("kvmill"))
         self.assertEqual(self.rows("kvmill")["top"], [])
         self.kvmill("top", "--json", code=2)
         self.assertEqual(self.seen | {"top"}, rows)
         # And the table has every command of the program.
         commands = set()
-        for group in ("", "bench"):
+        for group in ("", "bench", "cluster"):
             said = self.kvmill(*filter(None, [group, "--help"]), server=False).output
             listed = re.findall(r"^  ([a-z]+) ", said.split("Subcommands:")[1].split("\n\n")[0], re.MULTILINE)
             commands |= {f"{group} {command}".strip() for command in listed}
-        self.assertEqual(commands - {"bench"}, {row.split(" --")[0] for row in rows})
+        self.assertEqual(commands - {"bench", "cluster"}, {row.split(" --")[0] for row in rows})
 
     def test_a_miss_prints_its_json_and_ends_with_3(self):
         self.write("pL00_k.npy", gaussian(128, 1, 64, 1))
