@@ -1,0 +1,262 @@
+// Real daemons and a real etcd: who sees whom, when nodes are killed, drained and restarted, and
+// when etcd stops.
+#include <gmock/gmock.h>
+#include <httplib.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/server_address.h"
+#include "tests/cluster/etcd_process.h"
+#include "tests/integration/daemon_fixture.h"
+
+namespace kvmill::testing {
+namespace {
+
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Millis = std::chrono::milliseconds;
+constexpr Millis kLease{2000};
+
+struct ClusterDaemon {
+  std::unique_ptr<DaemonProcess> process;
+  nlohmann::json ready;
+  std::unique_ptr<Client> client;
+};
+
+// Node "a" is the fixture's daemon where a test calls Put and Get.
+class ClusterTest : public DaemonTest {
+ protected:
+  void SetUp() override { ASSERT_TRUE(etcd_.Start()); }
+
+  std::vector<std::string> ClusterArguments(const std::string& id) const {
+    return {"--cluster",
+            absl::StrCat("etcd://", etcd_.address().ToString()),
+            "--listen",
+            "127.0.0.1:0",
+            "--insecure",
+            "--node-id",
+            id,
+            "--lease-ttl",
+            absl::StrCat(kLease.count() / 1000, "s"),
+            "--metrics",
+            "127.0.0.1:0"};
+  }
+  // A daemon with a socket of its own, which a later one of the same name has again.
+  void StartNode(const std::string& name, const std::string& id,
+                 const std::vector<std::string>& more = {}) {
+    ClusterDaemon& node = nodes_[name];
+    node = ClusterDaemon();
+    const std::string path = directory_ / (name + "/kvmill.sock");
+    std::vector<std::string> arguments = {"--socket", path,       "--host-bytes",
+                                          "64MiB",    "--device", "host"};
+    for (const std::string& argument : ClusterArguments(id)) arguments.push_back(argument);
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    node.process = std::make_unique<DaemonProcess>(DaemonBinary(), arguments);
+    node.ready = node.process->WaitReady();
+    ASSERT_FALSE(node.ready.is_null()) << node.process->standard_error();
+    node.client = Connect("unix:" + path);
+    ASSERT_NE(node.client, nullptr);
+  }
+  void StartNode(const std::string& name) { StartNode(name, name); }
+  void KillNode(const std::string& name) {
+    nodes_[name].process->Signal(SIGKILL);
+    nodes_[name].process->WaitExit();
+  }
+
+  static ClusterStatus StatusOf(Client& client) {
+    const absl::StatusOr<ClusterStatus> status = client.Cluster();
+    EXPECT_TRUE(status.ok()) << status.status();
+    return status.ok() ? *status : ClusterStatus();
+  }
+  ClusterStatus StatusOf(const std::string& name) { return StatusOf(*nodes_.at(name).client); }
+  // "a b-": a dash for one that drains.
+  static std::string MembersIn(const ClusterStatus& status) {
+    std::string ids;
+    for (const ClusterMember& member : status.members) {
+      absl::StrAppend(&ids, ids.empty() ? "" : " ", member.id, member.draining ? "-" : "");
+    }
+    return ids;
+  }
+  std::string MembersOf(const std::string& name) { return MembersIn(StatusOf(name)); }
+  // The time until it is so; the test fails when that is longer than `limit`.
+  static Millis Until(Millis limit, const std::function<bool()>& is_so) {
+    const auto begin = steady_clock::now();
+    while (!is_so()) {
+      if (steady_clock::now() - begin > limit) {
+        ADD_FAILURE() << "not within " << limit.count() << " ms";
+        break;
+      }
+      std::this_thread::sleep_for(Millis(20));
+    }
+    return std::chrono::duration_cast<Millis>(steady_clock::now() - begin);
+  }
+  std::string Metrics(const std::string& name) {
+    const HostPort address = *ParseHostPort(nodes_.at(name).ready["metrics"].get<std::string>());
+    httplib::Client http(address.host, address.port);
+    const auto answer = http.Get("/metrics");
+    return answer ? answer->body : "";
+  }
+
+  EtcdProcess etcd_;
+  std::map<std::string, ClusterDaemon> nodes_;
+};
+
+TEST_F(ClusterTest, NodesComeGoDrainAndComeBack) {
+  for (const char* name : {"a", "b", "c"}) StartNode(name);
+  for (const char* name : {"a", "b", "c"}) {
+    Until(Millis(5000), [&] { return MembersOf(name) == "a b c"; });
+    const ClusterStatus status = StatusOf(name);
+    EXPECT_EQ(status.node_id, name);
+    EXPECT_EQ(status.registration, "registered") << status.problem;
+    EXPECT_FALSE(status.stale || status.keeping);
+    for (const ClusterMember& member : status.members) {
+      EXPECT_EQ(member.incarnation, nodes_[member.id].ready["boot_id"]);
+      EXPECT_EQ(member.address, nodes_[member.id].ready["listen"]);
+      EXPECT_EQ(member.capacity_bytes, 64u << 20);
+    }
+  }
+  EXPECT_THAT(Metrics("a"), HasSubstr("kvmill_members{state=\"serving\"} 3"));
+  EXPECT_THAT(Metrics("a"), HasSubstr("kvmill_membership_stale 0"));
+
+  // One that dies is gone with its lease, and not earlier.
+  KillNode("c");
+  const Millis gone = Until(kLease + Millis(3000), [&] { return MembersOf("a") == "a b"; });
+  EXPECT_GE(gone, kLease / 2);
+
+  // One that is started again at once takes its id back at once.
+  StartNode("c");
+  Until(Millis(2000), [&] { return MembersOf("a") == "a b c"; });
+  KillNode("c");
+  StartNode("c");
+  const auto restarted = steady_clock::now();
+  Until(Millis(2000), [&] { return StatusOf("c").registration == "registered"; });
+  EXPECT_LT(steady_clock::now() - restarted, kLease);
+  Until(Millis(2000), [&] {
+    const ClusterStatus status = StatusOf("a");
+    return status.members.size() == 3 &&
+           status.members[2].incarnation == nodes_["c"].ready["boot_id"];
+  });
+
+  // One that drains says so, and leaves when it stops.
+  ASSERT_TRUE(nodes_["b"].client->Drain().ok());
+  Until(Millis(2000), [&] { return MembersOf("a") == "a b- c"; });
+  EXPECT_THAT(Metrics("a"), HasSubstr("kvmill_members{state=\"draining\"} 1"));
+  nodes_["b"].process->Signal(SIGTERM);
+  const Exit exit = nodes_["b"].process->WaitExit();
+  EXPECT_EQ(exit.code, 0);
+  Until(Millis(1000), [&] { return MembersOf("a") == "a c"; });
+  std::string said;
+  ASSERT_TRUE(etcd_.Control({"get", "--prefix", "--keys-only", "/kvmill/"}, &said)) << said;
+  EXPECT_THAT(said, Not(HasSubstr("members/b")));
+}
+
+TEST_F(ClusterTest, WithoutEtcdDaemonsServeAndSayThatTheyMayBeWrong) {
+  Start(ClusterArguments("a"));
+  StartNode("b");
+  Until(Millis(5000), [&] { return MembersOf("b") == "a b"; });
+  Until(Millis(5000), [&] { return MembersIn(StatusOf(*client_)) == "a b"; });
+  const ClientNamespace ns = Open("ns", SmallSpec());
+  Sequence before(SmallSpec(), 128, 1);
+  EXPECT_EQ(Put(ns, "before", before).blocks_stored, 2u);
+
+  etcd_.Stop();
+  const auto stopped = steady_clock::now();
+  Until(kLease + Millis(4000), [&] { return StatusOf(*client_).stale && StatusOf("b").stale; });
+  EXPECT_GE(steady_clock::now() - stopped, kLease / 3);
+  EXPECT_EQ(MembersOf("b"), "a b");
+  EXPECT_THAT(Metrics("b"), HasSubstr("kvmill_membership_stale 1"));
+  const auto begin = steady_clock::now();
+  Sequence during(SmallSpec(), 128, 2);
+  EXPECT_EQ(Put(ns, "during", during).blocks_stored, 2u);
+  EXPECT_LT(during.RelativeError(Get(ns, KeysOf("during", 2)), 0, 128), 0.4);
+  EXPECT_LT(before.RelativeError(Get(ns, KeysOf("before", 2)), 0, 128), 0.4);
+  EXPECT_LT(steady_clock::now() - begin, Millis(3000));
+  // A node that is told to end does so, although etcd does not hear it.
+  nodes_["b"].process->Signal(SIGTERM);
+  const Exit exit = nodes_["b"].process->WaitExit(std::chrono::seconds(10));
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_THAT(nodes_["b"].process->standard_error(),
+              HasSubstr("the cluster sees this node until its lease ends"));
+
+  etcd_.Continue();
+  Until(kLease + Millis(5000), [&] {
+    const ClusterStatus status = StatusOf(*client_);
+    return !status.stale && status.registration == "registered";
+  });
+  // And from nothing, as another cluster: everybody registers again.
+  ASSERT_TRUE(etcd_.StartEmpty());
+  StartNode("b");
+  Until(kLease + Millis(5000),
+        [&] { return MembersIn(StatusOf(*client_)) == "a b" && MembersOf("b") == "a b"; });
+  EXPECT_THAT(daemon_->standard_error(), Not(HasSubstr(" error ")));
+}
+
+TEST_F(ClusterTest, AnIdThatIsTakenIsRefusedInOneLine) {
+  StartNode("a1", "a");
+  Until(Millis(5000), [&] { return StatusOf("a1").registration == "registered"; });
+  StartNode("a2", "a");
+  Until(Millis(5000), [&] { return StatusOf("a2").registration == "refused"; });
+  const std::string held = absl::StrCat("node id \"a\" is held by incarnation ",
+                                        nodes_["a1"].ready["boot_id"].get<std::string>(), " at ",
+                                        nodes_["a1"].ready["listen"].get<std::string>());
+  EXPECT_THAT(StatusOf("a2").problem, HasSubstr(held));
+  std::this_thread::sleep_for(kLease + Millis(100));
+  EXPECT_EQ(StatusOf("a2").registration, "refused");
+  const std::string log = nodes_["a2"].process->standard_error();
+  EXPECT_EQ(log.find(held), log.rfind(held)) << log;
+  EXPECT_EQ(MembersOf("a1"), "a");
+  // It is no zombie: it serves whom it has, and has the id when it is free.
+  EXPECT_TRUE(nodes_["a2"].client->Stat().ok());
+  nodes_["a1"].process->Signal(SIGTERM);
+  nodes_["a1"].process->WaitExit();
+  Until(Millis(2000), [&] { return StatusOf("a2").registration == "registered"; });
+}
+
+TEST_F(ClusterTest, ThePasswordComesFromTheEnvironmentAndGoesNowhere) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"user", "add", "root:rootpw"},
+           {"user", "grant-role", "root", "root"},
+           {"user", "add", "mill:s3cret-word"},
+           {"role", "add", "members"},
+           {"role", "grant-permission", "--prefix=true", "members", "readwrite", "/mill/one/"},
+           {"user", "grant-role", "mill", "members"},
+           {"auth", "enable"}}) {
+    std::string said;
+    ASSERT_TRUE(etcd_.Control(arguments, &said)) << said;
+  }
+  const std::vector<std::string> more = {
+      "--cluster",   absl::StrCat("etcd://", etcd_.address().ToString(), "/mill/one"),
+      "--etcd-user", "mill",
+      "--log-level", "trace"};
+  ASSERT_EQ(setenv("KVMILL_ETCD_PASSWORD", "s3cret-word", 1), 0);
+  StartNode("a", "a", more);
+  ASSERT_EQ(setenv("KVMILL_ETCD_PASSWORD", "wr0ng-word", 1), 0);
+  StartNode("b", "b", more);
+  ASSERT_EQ(unsetenv("KVMILL_ETCD_PASSWORD"), 0);
+  Until(Millis(5000), [&] { return MembersOf("a") == "a"; });
+  Until(Millis(5000), [&] { return !StatusOf("b").problem.empty(); });
+  EXPECT_EQ(StatusOf("b").registration, "joining");
+  EXPECT_THAT(StatusOf("b").problem, HasSubstr("invalid user ID or password"));
+  for (const char* name : {"a", "b"}) {
+    const ClusterDaemon& node = nodes_[name];
+    for (const char* word : {"s3cret-word", "wr0ng-word"}) {
+      EXPECT_THAT(node.process->standard_error(), Not(HasSubstr(word)));
+      EXPECT_THAT(StatusOf(name).problem, Not(HasSubstr(word)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvmill::testing
