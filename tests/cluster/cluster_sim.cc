@@ -49,7 +49,7 @@ int PlantFaults(FetchSimOptions options) {
 
 int Main(int argc, char** argv) {
   FetchSimOptions options;
-  std::uint64_t seeds = ShortOrLong<std::uint64_t>(1000, 100'000);
+  std::uint64_t seeds = ShortOrLong<std::uint64_t>(1500, 100'000);
   std::string fault;
   bool faults = false;
   CLI::App app("Simulated clusters from seeds: a storm, then peace in which all must be found.");

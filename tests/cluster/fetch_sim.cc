@@ -18,9 +18,9 @@ constexpr std::int64_t kStorm = 20 * kSimSecond;
 // Until all nodes agree with the registry: a lease that has to end, a grace, and attempts that are
 // a lease apart at most, twice.
 constexpr std::int64_t kConverge = (3 * kSimLeaseSeconds + kSimGraceSeconds + 2) * kSimSecond;
-// And then until no pause is left (PeerHealth::kPauseMaxNanos) and pointers of processes that are
-// gone have died.
-constexpr std::int64_t kCalm = 34 * kSimSecond;
+// And then until what nodes that were homes before were told has died. No pause is left by then:
+// those that doubled within a storm are not longer.
+constexpr std::int64_t kCalm = kSimPointerLife + 2 * kSimSecond;
 
 struct NamedFault {
   const char* name;
@@ -41,8 +41,9 @@ class FetchSim {
   explicit FetchSim(const FetchSimOptions& options)
       : options_(options),
         events_(options.seed, options.trace),
-        machines_(options.nodes != 0 ? options.nodes
-                                     : static_cast<std::size_t>(events_.Uniform(2, 12))),
+        machines_(options.nodes != 0    ? options.nodes
+                  : events_.Chance(0.8) ? static_cast<std::size_t>(events_.Uniform(2, 5))
+                                        : static_cast<std::size_t>(events_.Uniform(6, 14))),
         network_(events_,
                  {.machines = machines_ + 1, .late = 0.02, .loss = events_.Chance(0.5) ? 0.02 : 0}),
         etcd_(events_, network_, machines_),
@@ -70,7 +71,7 @@ class FetchSim {
       nodes_.push_back(std::make_unique<FetchSimNode>(world_, i));
       Start(i, false);
     }
-    RunFor(kConverge);
+    RunFor(5 * kSimSecond);
     if (ok()) CheckMembers();
     ScheduleWork();
     ScheduleTrouble();

@@ -37,7 +37,7 @@ std::vector<std::string> FetchFaultNames();
 
 struct FetchSimOptions {
   std::uint64_t seed = 1;
-  std::size_t nodes = 0;  // 0: drawn from the seed, 2 to 12.
+  std::size_t nodes = 0;  // 0: drawn from the seed, 2 to 14.
   bool trace = false;
   FetchFault fault = FetchFault::kNone;
 };

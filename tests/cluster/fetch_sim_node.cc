@@ -102,7 +102,7 @@ FetchSimNode::Process::Process(FetchSimNode* node, const Member& self)
                                                 : kSimPointerLife}),
       announcer(loop, peers, health,
                 {.self_id = self.id,
-                 .tick_nanos = 500 * kSimMs,
+                 .tick_nanos = kSimSecond,
                  .repeat_nanos = kSimPointerLife / 3,
                  .to_self =
                      [this, self](const std::vector<Announcement>& told) {
