@@ -36,9 +36,12 @@ TEST_F(VanishedMembersTest, AThirdIsGoneMoreAreKept) {
   Gone(2, 105);
   EXPECT_EQ(Believed(), "012345");
   EXPECT_EQ(members_.deadline_nanos(), 105 + kGrace);
-  EXPECT_FALSE(members_.Advance(105 + kGrace - 1));
-  EXPECT_TRUE(members_.Advance(105 + kGrace));
-  EXPECT_EQ(Believed(), "345");
+  Gone(3, 108);
+  EXPECT_EQ(Believed(), "012345");
+  EXPECT_EQ(members_.deadline_nanos(), 108 + kGrace) << "counted from the last";
+  EXPECT_FALSE(members_.Advance(108 + kGrace - 1));
+  EXPECT_TRUE(members_.Advance(108 + kGrace));
+  EXPECT_EQ(Believed(), "45");
   EXPECT_FALSE(members_.keeping());
 }
 
