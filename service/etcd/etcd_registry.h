@@ -20,6 +20,8 @@
 
 namespace kvmill {
 
+class EtcdCalls;
+
 class EtcdRegistry final : public Registry {
  public:
   // Thread-safe; opens no connection. INVALID_ARGUMENT as EtcdServers. `loop` must outlive it.
@@ -40,9 +42,8 @@ class EtcdRegistry final : public Registry {
   void Cancel(CallId call) override;
 
  private:
-  class Impl;
-  explicit EtcdRegistry(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit EtcdRegistry(std::unique_ptr<EtcdCalls> calls);
+  std::unique_ptr<EtcdCalls> calls_;
 };
 
 }  // namespace kvmill
