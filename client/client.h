@@ -25,9 +25,10 @@
 //
 // Thread-safe. Any number of calls may run at once.
 //
-// Beside this header engines include client/shared_memory.h (memory that can be stored from without
-// a copy) and client/kv_sink.h (KvSink: a FetchSink that decodes into the
-// engine's memory). docs/client.md has an example, the fields of a NamespaceSpec, and how to link.
+// Beside this header engines include client/kv_sink.h (KvSink: a FetchSink that decodes into the
+// engine's memory), client/mapped_blocks.h (what Map gives) and client/shared_memory.h (memory that
+// can be stored from without a copy). docs/client.md has an example, the fields of a NamespaceSpec,
+// and how to link.
 #ifndef KVMILL_CLIENT_CLIENT_H_
 #define KVMILL_CLIENT_CLIENT_H_
 

@@ -9,7 +9,7 @@
  *
  * Reading is not holding: a lease has an end, and a process may be stopped for longer. What was
  * read counts only when kvmill_mapped_check() said OK afterwards: it looks at the time and at the
- * generation of every page, which changes when its memory becomes another block's. ABORTED (a lease
+ * generation of every page that was read: that changes with the page's block. ABORTED (a lease
  * is over, the memory is another block's, the session ended, the client was destroyed) is final:
  * throw away what was computed, map again or compute K and V. In a child of fork() the memory is
  * not there at all: reading it ends the process, and every function answers FAILED_PRECONDITION.

@@ -88,8 +88,8 @@ class Mapped:
             output, log_sum_exp = mapped.attend(layer, query)
 
     A lease has an end, and a process may be stopped for longer. What was read counts only when `check()` raised nothing
-    afterwards: it looks at the time and at the generation of every page, which changes when its memory becomes another
-    block's. AbortedError (a lease is over, the memory is another block's, the session ended, the client was closed) is
+    afterwards: it looks at the time and at the generation of every page that was read, which changes when its memory
+    becomes another block's. AbortedError (a lease is over, the memory is another block's, the session ended, the client was closed) is
     final: throw away what was computed, map again or compute K and V. `attend` checks by itself.
 
     After `release()`, and after an expiry, every method raises AbortedError. Arrays that were handed out keep the memory
