@@ -71,8 +71,11 @@ class FetchSim {
       nodes_.push_back(std::make_unique<FetchSimNode>(world_, i));
       Start(i, false);
     }
-    RunFor(5 * kSimSecond);
-    if (ok()) CheckMembers();
+    for (const std::int64_t end = events_.now() + kConverge; ok() && events_.now() < end;) {
+      RunFor(2 * kSimSecond);
+      if (MembersProblem().empty()) break;
+    }
+    CheckMembers();
     ScheduleWork();
     ScheduleTrouble();
     storm_ = true;
@@ -80,7 +83,7 @@ class FetchSim {
     storm_ = false;
     Heal();
     RunFor(kConverge);
-    if (ok()) CheckMembers();
+    CheckMembers();
     RunFor(kCalm);
     if (ok()) CheckRest();
     for (auto& node : nodes_) {
@@ -147,10 +150,12 @@ class FetchSim {
     for (const Member& member : Registered()) present.insert(member.id);
     for (const auto& node : nodes_) {
       const std::string& id = node->member().id;
-      if (present.contains(id)) {
-        absent_since_.erase(id);
-      } else {
+      const auto since = absent_since_.find(id);
+      if (!present.contains(id)) {
         absent_since_.try_emplace(id, events_.now());
+      } else if (since != absent_since_.end()) {
+        returned_[id] = {since->second, events_.now()};
+        absent_since_.erase(since);
       }
     }
   }
@@ -169,18 +174,26 @@ class FetchSim {
     if (vanished.size() * 3 <= all) return;
     for (const std::string& id : vanished) {
       const auto since = absent_since_.find(id);
-      const std::int64_t absent = since == absent_since_.end() ? 0 : events_.now() - since->second;
+      std::int64_t absent = 0;
+      if (since != absent_since_.end()) {
+        absent = events_.now() - since->second;
+      } else if (const auto returned = returned_.find(id);
+                 returned != returned_.end() &&
+                 returned->second.second > events_.now() - kSimSecond) {
+        // Nobody may have heard of it yet.
+        absent = returned->second.second - returned->second.first;
+      }
       if (absent >= kSimGraceSeconds * kSimSecond - 500 * kSimMs) continue;
       Fail(absl::StrCat("machine ", machine, " dropped ", id, " with ", vanished.size() - 1,
                         " others of ", all, " without a grace"));
     }
   }
 
-  // All nodes see the members that the registry has, and these are all nodes.
-  void CheckMembers() {
-    std::vector<Member> want = Registered();
+  // Empty when all nodes see the members that the registry has, and these are all nodes.
+  std::string MembersProblem() const {
+    const std::vector<Member> want = Registered();
     if (want.size() != machines_) {
-      return Fail(absl::StrCat("the registry has ", want.size(), " members, not ", machines_));
+      return absl::StrCat("the registry has ", want.size(), " members, not ", machines_);
     }
     for (const auto& node : nodes_) {
       std::vector<Member> seen;
@@ -188,21 +201,25 @@ class FetchSim {
       std::sort(seen.begin(), seen.end(),
                 [](const Member& a, const Member& b) { return a.id < b.id; });
       if (seen != want) {
-        return Fail(absl::StrCat(node->member().id, " does not see the registry's members"));
+        return absl::StrCat(node->member().id, " does not see the registry's members");
       }
       if (node->snapshot().stale || node->snapshot().keeping ||
           node->snapshot().registration != Registrar::State::kRegistered) {
-        return Fail(absl::StrCat(node->member().id, " does not know that it is right: ",
-                                 node->snapshot().problem.ToString()));
+        return absl::StrCat(node->member().id, " does not know that it is right: ",
+                            node->snapshot().problem.ToString());
       }
     }
     for (const Member& member : want) {
       const auto node = std::find_if(nodes_.begin(), nodes_.end(),
                                      [&](const auto& other) { return other->member() == member; });
       if (node == nodes_.end()) {
-        return Fail(absl::StrCat(member.incarnation, " is registered and does not run"));
+        return absl::StrCat(member.incarnation, " is registered and does not run");
       }
     }
+    return "";
+  }
+  void CheckMembers() {
+    if (const std::string what = MembersProblem(); ok() && !what.empty()) Fail(what);
   }
 
   // The ranking that is checked; the planted fault is in it alone.
@@ -466,6 +483,7 @@ class FetchSim {
   std::int64_t etcd_disturbed_ = 0;
   Registry::Header noted_;
   std::map<std::string, std::int64_t> absent_since_;
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> returned_;  // Last absences.
   // Rankings by shard, by the ids of those that serve.
   std::map<std::string, std::vector<std::vector<std::string>>> homes_;
   bool storm_ = false;
