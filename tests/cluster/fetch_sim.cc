@@ -171,22 +171,25 @@ class FetchSim {
       if (!view.IndexOf(member.id).has_value()) vanished.push_back(member.id);
     }
     const std::size_t all = vanished.size() + view.serving_count();
+    // Whose grace is over is gone by itself, whoever goes at the same moment.
+    std::erase_if(vanished, [this](const std::string& id) {
+      return Absence(id) >= kSimGraceSeconds * kSimSecond - 500 * kSimMs;
+    });
     if (vanished.size() * 3 <= all) return;
-    for (const std::string& id : vanished) {
-      const auto since = absent_since_.find(id);
-      std::int64_t absent = 0;
-      if (since != absent_since_.end()) {
-        absent = events_.now() - since->second;
-      } else if (const auto returned = returned_.find(id);
-                 returned != returned_.end() &&
-                 returned->second.second > events_.now() - kSimSecond) {
-        // Nobody may have heard of it yet.
-        absent = returned->second.second - returned->second.first;
-      }
-      if (absent >= kSimGraceSeconds * kSimSecond - 500 * kSimMs) continue;
-      Fail(absl::StrCat("machine ", machine, " dropped ", id, " with ", vanished.size() - 1,
-                        " others of ", all, " without a grace"));
+    Fail(absl::StrCat("machine ", machine, " dropped ", vanished[0], " with ", vanished.size() - 1,
+                      " others of ", all, " without a grace"));
+  }
+
+  // For how long the registry has not had it; of one that came back within the last second, of
+  // which nobody may have heard yet, for how long it was away.
+  std::int64_t Absence(const std::string& id) const {
+    if (const auto since = absent_since_.find(id); since != absent_since_.end()) {
+      return events_.now() - since->second;
     }
+    const auto returned = returned_.find(id);
+    if (returned == returned_.end()) return 0;
+    const auto [from, to] = returned->second;
+    return to > events_.now() - kSimSecond ? to - from : 0;
   }
 
   // Empty when all nodes see the members that the registry has, and these are all nodes.
