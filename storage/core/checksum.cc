@@ -1,6 +1,9 @@
 #include "storage/core/checksum.h"
 
 #include <xxhash.h>
+#ifdef __x86_64__
+#include <xxh_x86dispatch.h>  // The same values, by the widest vectors that this processor has.
+#endif
 
 namespace kvmill {
 
