@@ -2,7 +2,7 @@
 #include <optional>
 #include <utility>
 
-#include "client/client.h"
+#include "client/client_impl.h"
 #include "client/mapped_blocks.h"
 #include "storage/core/mutex.h"
 
@@ -66,7 +66,14 @@ absl::StatusOr<StoreResult> Client::Store(const ClientNamespace& ns,
 absl::StatusOr<FetchResult> Client::Fetch(const ClientNamespace& ns,
                                           absl::Span<const BlockKey> keys, FetchSink& sink,
                                           CallOptions call) {
-  return Wait<FetchResult>([&](auto done) { FetchAsync(ns, keys, sink, call, std::move(done)); });
+  WaitingCaller caller;
+  absl::StatusOr<FetchResult> result;
+  impl_->Fetch(ns, keys, sink, call, &caller, [&](absl::StatusOr<FetchResult> fetched) {
+    result = std::move(fetched);
+    caller.End();
+  });
+  caller.Work();
+  return result;
 }
 
 absl::StatusOr<Client::MappedPtr> Client::Map(const ClientNamespace& ns,

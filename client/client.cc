@@ -284,18 +284,25 @@ void Client::StoreAsync(const ClientNamespace& ns, absl::Span<const StoreBlock> 
 
 void Client::FetchAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys, FetchSink& sink,
                         CallOptions call, Done<FetchResult> done) {
-  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
-  const Deadline deadline = impl_->DeadlineOf(call);
-  impl_->WithNamespace<FetchResult>(
+  impl_->Fetch(ns, keys, sink, call, nullptr, std::move(done));
+}
+
+void Client::Impl::Fetch(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
+                         FetchSink& sink, CallOptions call, WaitingCaller* caller,
+                         Done<FetchResult> done) {
+  if (absl::Status s = CheckProcess(); !s.ok()) return done(s);
+  const Deadline deadline = DeadlineOf(call);
+  WithNamespace<FetchResult>(
       ns, deadline,
-      [impl = impl_.get(), ns, keys, &sink, deadline](Done<FetchResult> attempt_done) {
-        impl->ChoosePath(
+      [this, ns = std::make_shared<const ClientNamespace>(ns), keys, &sink, deadline,
+       caller](Done<FetchResult> attempt_done) {
+        ChoosePath(
             deadline,
-            [=, &sink](const ConnectionPtr& connection) {
-              StartDataFetch(*impl->link(), connection, ns, keys, sink, deadline, attempt_done);
+            [=, this, &sink](const ConnectionPtr& connection) {
+              StartDataFetch(*link(), connection, ns, keys, sink, deadline, caller, attempt_done);
             },
-            [=, &sink] {
-              StartFetchStream(impl->connection(), ns, keys, sink, deadline, attempt_done);
+            [=, this, &sink] {
+              StartFetchStream(*connection_, *ns, keys, sink, deadline, attempt_done);
             },
             attempt_done);
       },

@@ -21,6 +21,7 @@
 #include "client/map_calls.h"
 #include "client/page_stores.h"
 #include "client/unary_call.h"
+#include "client/waiting_caller.h"
 #include "storage/core/log.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
@@ -72,6 +73,10 @@ class Client::Impl {
                      link_->End();
                    });
   }
+
+  // `caller`: who waits for `done`, and works meanwhile; may be null.
+  void Fetch(const ClientNamespace& ns, absl::Span<const BlockKey> keys, FetchSink& sink,
+             CallOptions call, WaitingCaller* caller, Done<FetchResult> done);
 
   absl::Status CheckProcess() const {
     if (getpid() == pid_) return absl::OkStatus();

@@ -21,28 +21,35 @@ namespace {
 // while the next one travels.
 constexpr std::uint64_t kCallBytes = std::uint64_t{1} << 20;
 constexpr std::size_t kCallsInFlight = 3;
+// Up to here a reply is verified where it arrives: the bytes are in that core's cache, and to read
+// them there takes less than to hand them to another.
+constexpr std::uint64_t kVerifyAtOnceBytes = 256 << 10;
 
 absl::Status Malformed(absl::string_view what, std::uint64_t got, std::uint64_t want) {
   return absl::InternalError(
       absl::StrCat("malformed reply to a fetch: ", what, " ", got, ", want ", want));
 }
 
-// A call's reply is placed on the transport's thread, which must not wait; pages are verified and
-// handed over on the link's workers.
+// A call's reply is placed on the transport's thread, which must not wait; small ones are verified
+// there as well. Else pages are verified, and all are handed over, on the link's workers, or by the
+// caller who waits for them anyway.
 class DataFetch final : public DataOperation<FetchResult> {
  public:
-  DataFetch(DataLink& link, ConnectionPtr connection, const ClientNamespace& ns,
-            absl::Span<const BlockKey> keys, FetchSink& sink, Deadline deadline, Done done)
+  DataFetch(DataLink& link, ConnectionPtr connection, std::shared_ptr<const ClientNamespace> ns,
+            absl::Span<const BlockKey> keys, FetchSink& sink, Deadline deadline,
+            WaitingCaller* caller, Done done)
       : DataOperation(link, std::move(connection), deadline, std::move(done)),
-        ns_(ns),
+        ns_holder_(std::move(ns)),
+        ns_(*ns_holder_),
         keys_(keys),
-        sink_(sink) {
+        sink_(sink),
+        caller_(caller) {
     result_.blocks.resize(keys.size());
     for (FetchBlockResult& block : result_.blocks) block.status = absl::OkStatus();
     std::uint64_t block_bytes = 0;
-    for (const LayerGroup& group : ns.spec.groups) {
+    for (const LayerGroup& group : ns_.spec.groups) {
       block_bytes +=
-          group.layers.size() * UniformPageBytes(FormatOf(ns.spec, group), ns.spec.block_tokens,
+          group.layers.size() * UniformPageBytes(FormatOf(ns_.spec, group), ns_.spec.block_tokens,
                                                  SlotKind::kTile, group.kv_heads);
     }
     call_keys_max_ = static_cast<std::size_t>(std::max<std::uint64_t>(1, kCallBytes / block_bytes));
@@ -55,6 +62,7 @@ class DataFetch final : public DataOperation<FetchResult> {
       TakeParts(&parts);
     }
     if (parts.empty()) return Complete();  // No keys.
+    if (caller_ != nullptr) caller_->StandInFor(connection());
     for (const Part& part : parts) AskFor(part);
   }
 
@@ -76,6 +84,7 @@ class DataFetch final : public DataOperation<FetchResult> {
     v1::DataFetchReply reply;
     std::vector<Page> pages;
     std::unique_ptr<std::byte[]> own_memory;
+    std::vector<absl::Status> verified;  // Of `pages`; empty: not yet.
   };
   using PartCallPtr = std::shared_ptr<PartCall>;  // Of the call's callbacks, and of a task.
 
@@ -123,7 +132,13 @@ class DataFetch final : public DataOperation<FetchResult> {
       if (status.ok() && response->payload_bytes == 0) {
         status = Read(call.get(), {response->header, 0});
       }
-      link().workers().Post([this, call, status] { Finish(call, status); });
+      if (status.ok() && response->payload_bytes <= kVerifyAtOnceBytes) Verify(call.get());
+      const auto task = [this, call, status] { Finish(call, status); };
+      if (caller_ != nullptr) {
+        caller_->Post(task);
+      } else {
+        link().workers().Post(task);
+      }
     };
     StartCall(request, std::move(transport_call));
   }
@@ -226,21 +241,24 @@ class DataFetch final : public DataOperation<FetchResult> {
     return want;
   }
 
-  // Task of a worker: the reply is there, or will not come.
+  void Verify(PartCall* call) const {
+    call->verified.reserve(call->pages.size());
+    for (const Page& page : call->pages) {
+      const v1::FetchReply& entry = call->reply.groups(static_cast<int>(page.entry));
+      call->verified.push_back(VerifyPage(IdentityOf(page, entry.token_count()), page.memory));
+    }
+  }
+
+  // Task of a worker or of the caller: the reply is there, or will not come.
   void Finish(const PartCallPtr& call, const absl::Status& status) {
-    std::vector<absl::Status> verified(call->pages.size());
     if (status.ok()) {
-      for (std::size_t i = 0; i < call->pages.size(); ++i) {
-        const Page& page = call->pages[i];
-        const v1::FetchReply& entry = call->reply.groups(static_cast<int>(page.entry));
-        verified[i] = VerifyPage(IdentityOf(page, entry.token_count()), page.memory);
-      }
+      if (call->verified.empty()) Verify(call.get());
       MutexLock lock(sink_mu_);
       std::size_t i = 0;
       for (const v1::FetchReply& entry : call->reply.groups()) {
         NoteEntry(call->part.first_key + entry.block(), entry);
         for (int page = 0; page < entry.page_bytes_size(); ++page, ++i) {
-          HandOver(&call->pages[i], verified[i]);
+          HandOver(&call->pages[i], call->verified[i]);
         }
       }
     }
@@ -258,7 +276,9 @@ class DataFetch final : public DataOperation<FetchResult> {
       over = calls_ == 0;
     }
     for (const Part& part : parts) AskFor(part);
-    if (over) Complete();
+    if (!over) return;
+    if (caller_ != nullptr) caller_->StandInFor(nullptr);
+    Complete();
   }
 
   void HandOver(Page* page, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(sink_mu_) {
@@ -315,9 +335,11 @@ class DataFetch final : public DataOperation<FetchResult> {
     End(std::move(result));
   }
 
-  const ClientNamespace ns_;
+  const std::shared_ptr<const ClientNamespace> ns_holder_;
+  const ClientNamespace& ns_;
   const absl::Span<const BlockKey> keys_;
   FetchSink& sink_;
+  WaitingCaller* const caller_;    // May be null.
   std::size_t call_keys_max_ = 1;  // Constant after construction.
 
   std::size_t calls_ ABSL_GUARDED_BY(mu_) = 0;
@@ -329,12 +351,14 @@ class DataFetch final : public DataOperation<FetchResult> {
 
 }  // namespace
 
-void StartDataFetch(DataLink& link, ConnectionPtr connection, const ClientNamespace& ns,
-                    absl::Span<const BlockKey> keys, FetchSink& sink,
-                    std::chrono::system_clock::time_point deadline,
-                    std::function<void(absl::StatusOr<FetchResult>)> done) {
+void StartDataFetch(DataLink& link, ConnectionPtr connection,
+                    std::shared_ptr<const ClientNamespace> ns, absl::Span<const BlockKey> keys,
+                    FetchSink& sink, std::chrono::system_clock::time_point deadline,
+                    WaitingCaller* caller, std::function<void(absl::StatusOr<FetchResult>)> done) {
   // Deletes itself after `done`.
-  (new DataFetch(link, std::move(connection), ns, keys, sink, deadline, std::move(done)))->Start();
+  (new DataFetch(link, std::move(connection), std::move(ns), keys, sink, deadline, caller,
+                 std::move(done)))
+      ->Start();
 }
 
 }  // namespace kvmill

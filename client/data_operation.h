@@ -34,6 +34,7 @@ class DataOperation {
   virtual ~DataOperation() = default;
 
   DataLink& link() { return link_; }
+  const ConnectionPtr& connection() const { return connection_; }
 
   // Starts `call`, which lacks its header and its time.
   void StartCall(const v1::DataRequest& request, Call call) {

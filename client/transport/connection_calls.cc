@@ -33,12 +33,8 @@ class ServedCallHandle final : public IncomingCall {
 
   void Receive(DestinationSpans destination, MemoryKind memory,
                absl::AnyInvocable<void(absl::Status)> done) override {
-    if (core_->loop_->InLoop()) {
-      core_->ReceiveOnLoop(call_, std::move(destination), memory, std::move(done));
-      return;
-    }
-    core_->loop_->Post([core = core_, call = call_, destination = std::move(destination), memory,
-                        done = std::move(done)]() mutable {
+    core_->OnLoop([core = core_.get(), call = call_, destination = std::move(destination), memory,
+                   done = std::move(done)]() mutable {
       core->ReceiveOnLoop(call, std::move(destination), memory, std::move(done));
     });
   }
@@ -46,8 +42,7 @@ class ServedCallHandle final : public IncomingCall {
   void Respond(Reply reply) override {
     KVMILL_CHECK(!responded_);
     responded_ = true;
-    if (core_->loop_->InLoop()) return core_->RespondOnLoop(call_, std::move(reply));
-    core_->loop_->Post([core = core_, call = call_, reply = std::move(reply)]() mutable {
+    core_->OnLoop([core = core_.get(), call = call_, reply = std::move(reply)]() mutable {
       core->RespondOnLoop(call, std::move(reply));
     });
   }

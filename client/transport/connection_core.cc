@@ -108,13 +108,7 @@ CallId ConnectionCore::Start(Call call) {
   auto started = std::make_shared<StartedCall>(std::move(call));
   started->handle = handle;
   counters_->calls_started.fetch_add(1, std::memory_order_relaxed);
-  if (loop_->InLoop()) {
-    StartOnLoop(std::move(started));
-  } else {
-    loop_->Post([self = shared_from_this(), started = std::move(started)]() mutable {
-      self->StartOnLoop(std::move(started));
-    });
-  }
+  OnLoop([this, started = std::move(started)]() mutable { StartOnLoop(std::move(started)); });
   return handle;
 }
 

@@ -79,6 +79,7 @@ class ConnectionCore final : public PeerConnection,
   CallId Start(Call call) override;
   void Cancel(CallId id) override;
   void Close() override;
+  bool RunUntil(absl::FunctionRef<bool()> done) override { return loop_->RunUntil(done); }
 
   bool OnMessage(const WireMessage& message) override;
   void OnBroken(const absl::Status& why) override;
@@ -121,6 +122,18 @@ class ConnectionCore final : public PeerConnection,
   struct HandshakeOut;
   using ExchangePtr = std::shared_ptr<Exchange>;  // Also of the segments in the network.
 
+  // Runs `task`, which calls nobody back, here or on the loop.
+  template <typename Task>
+  void OnLoop(Task task) {
+    if (loop_->InLoop()) {
+      task();
+    } else if (loop_->TryEnter()) {
+      task();
+      loop_->Leave(next_nanos());
+    } else {
+      loop_->Post([self = shared_from_this(), task = std::move(task)]() mutable { task(); });
+    }
+  }
   void OnHandshake(absl::Span<const std::byte> message);
   void BecomeOpen(const Agreement& agreement);
   void SendHandshake(absl::Span<const std::byte> message);

@@ -22,9 +22,11 @@
 // handed
 //   to the network by Options. What does not fit waits in a queue that is bounded too.
 //
-// Threads: all methods may be called from any thread. All callbacks run on the transport's thread:
-// they must not block, and may call back into the transport except where it says otherwise.
-// Times are Clock::MonotonicNanos of the transport's clock; sizes are bytes.
+// Threads: all methods may be called from any thread. All callbacks run on the transport's thread,
+// or on one that stands in for it (PeerConnection::RunUntil), one at a time: they must not block,
+// and may call back into the transport except where it says otherwise. What is started elsewhere
+// while that thread sleeps is sent by its caller, without a switch of threads. Times are
+// Clock::MonotonicNanos of the transport's clock; sizes are bytes.
 #ifndef KVMILL_CLIENT_TRANSPORT_TRANSPORT_H_
 #define KVMILL_CLIENT_TRANSPORT_TRANSPORT_H_
 
@@ -38,6 +40,7 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -171,6 +174,12 @@ class PeerConnection {
   virtual void Cancel(CallId id) = 0;
   // Every call ends, UNAVAILABLE; the peer is told. Idempotent.
   virtual void Close() = 0;
+  // For a thread that waits for the only call of its transport: does the work of the transport's
+  // thread, if that sleeps, until `done` holds, which it asks after each callback. It looks for
+  // what comes for some 50 us before it sleeps, and lets others have the processor meanwhile.
+  // False: at once, when there are more calls, or the transport's thread is awake. The transport
+  // outlives it.
+  virtual bool RunUntil(absl::FunctionRef<bool()> done) = 0;
 };
 // Shared by its owner, by threads that start calls, and by the transport until it is closed.
 using ConnectionPtr = std::shared_ptr<PeerConnection>;

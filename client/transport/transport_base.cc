@@ -211,17 +211,62 @@ void TransportBase::Post(absl::AnyInvocable<void()> task) {
   {
     const MutexLock lock(mu_);
     tasks_.push_back(std::move(task));
-    if (tasks_.size() > 1) return;  // Whoever posted the first one woke the loop.
+    if (InLoop() || !EndsSleep(INT64_MAX)) return;
   }
-  if (!InLoop()) Wake();
+  Wake();
 }
 
 void TransportBase::RunAt(std::int64_t nanos, absl::AnyInvocable<void()> task) {
   {
     const MutexLock lock(mu_);
     timers_.emplace(nanos, std::move(task));
+    if (InLoop() || !EndsSleep(nanos)) return;
   }
-  if (!InLoop()) Wake();
+  Wake();
+}
+
+bool TransportBase::EndsSleep(std::int64_t due_nanos) {
+  if (!asleep_ || (tasks_.empty() && due_nanos >= sleeps_until_)) return false;
+  asleep_ = false;
+  return true;
+}
+
+void TransportBase::EndSleepIfDue(std::int64_t due_nanos) {
+  {
+    const MutexLock lock(mu_);
+    if (!EndsSleep(due_nanos)) return;
+  }
+  Wake();
+}
+
+std::int64_t TransportBase::FallAsleep() {
+  const std::int64_t next_nanos = NextDueNanos();
+  const std::int64_t now_nanos = NowNanos();
+  const MutexLock lock(mu_);
+  if (!tasks_.empty()) return INT64_MIN;
+  // Never later than it meant to before. Most calls end long before their deadlines, and those that
+  // follow have later ones: so only the first of many has to wake the loop for its deadline.
+  if (sleeps_until_ <= now_nanos) sleeps_until_ = INT64_MAX;
+  sleeps_until_ = std::min(sleeps_until_, next_nanos);
+  asleep_ = true;
+  return sleeps_until_;
+}
+
+bool TransportBase::StandInFallsAsleep() {
+  const std::int64_t next_nanos = NextDueNanos();
+  {
+    const MutexLock lock(mu_);
+    if (!tasks_.empty()) return false;
+    asleep_ = true;
+    if (!EndsSleep(next_nanos)) return true;
+  }
+  Wake();
+  return true;
+}
+
+void TransportBase::WakeUp() {
+  const MutexLock lock(mu_);
+  asleep_ = false;
 }
 
 bool TransportBase::RunTasks() {

@@ -44,7 +44,7 @@ class TransportBase : public Transport, public TransportLoop, public ConnectionO
   // Starts to reach a peer; failures may also come as OnBroken. On the loop.
   virtual absl::StatusOr<std::unique_ptr<Wire>> DialWire(const std::string& address,
                                                          WireEvents* events) = 0;
-  // Something was posted, or an earlier timer set. Any thread.
+  // Ends the loop's sleep. Any thread; must not call back.
   virtual void Wake() = 0;
 
   // A peer dials. False: there are too many connections, `make` was not called.
@@ -54,8 +54,24 @@ class TransportBase : public Transport, public TransportLoop, public ConnectionO
   bool RunTasks();
   bool RunDue();
   std::int64_t NextDueNanos();  // INT64_MAX: never.
+  // The loop is about to sleep: until when, at most; INT64_MIN: there is something to do. From here
+  // to WakeUp whoever posts something calls Wake.
+  std::int64_t FallAsleep();
+  void WakeUp();
+  // Of who entered the loop: ends its sleep if something was posted, or is due before it ends.
+  void EndSleepIfDue(std::int64_t due_nanos);
+  // As FallAsleep, of a thread beside the sleeping loop.
+  bool StandInFallsAsleep();
+  bool has_tasks() const {
+    const MutexLock lock(mu_);
+    return !tasks_.empty();
+  }
   // The transport is being destroyed: nothing new, and every connection ends.
   void Shutdown();
+  // Here, and not over.
+  std::uint64_t calls_started() const {
+    return counters_.calls_started.load(std::memory_order_relaxed);
+  }
   bool has_connections() const { return !connections_.empty(); }
 
   void set_rdma(bool expected, bool required) {
@@ -77,6 +93,8 @@ class TransportBase : public Transport, public TransportLoop, public ConnectionO
     bool in_handshake = true;
   };
 
+  // Whether the loop sleeps and must not: then Wake follows, without the lock.
+  bool EndsSleep(std::int64_t due_nanos) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DialNext(std::shared_ptr<Dialing> dialing, absl::Status last);
   void OnOpen(const std::shared_ptr<ConnectionCore>& core) override;
   void OnEnded(const std::shared_ptr<ConnectionCore>& core, bool was_open,
@@ -95,7 +113,9 @@ class TransportBase : public Transport, public TransportLoop, public ConnectionO
   std::atomic<std::uint64_t> handshakes_refused_{0};
   std::atomic<std::uint64_t> connections_broken_{0};
 
-  Mutex mu_;
+  mutable Mutex mu_;
+  bool asleep_ ABSL_GUARDED_BY(mu_) = false;
+  std::int64_t sleeps_until_ ABSL_GUARDED_BY(mu_) = INT64_MAX;
   std::vector<absl::AnyInvocable<void()>> tasks_ ABSL_GUARDED_BY(mu_);
   std::multimap<std::int64_t, absl::AnyInvocable<void()>> timers_ ABSL_GUARDED_BY(mu_);
   std::vector<absl::AnyInvocable<void()>> running_;  // RunTasks's; of the loop.

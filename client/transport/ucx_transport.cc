@@ -1,8 +1,6 @@
 #include "client/transport/ucx_transport.h"
 
 #include <dlfcn.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <ucp/api/ucp.h>
 #include <ucs/config/global_opts.h>
 #include <unistd.h>
@@ -23,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "client/transport/loop_sleep.h"
 #include "client/transport/own_hosts.h"
 #include "client/transport/port_guard.h"
 #include "client/transport/transport_base.h"
@@ -47,6 +46,11 @@ absl::Status CheckFamily(const SocketAddress& address, AddressFamily family) {
   }
   return absl::OkStatus();
 }
+
+// How long who stands in for the loop looks for an answer before it sleeps: about what an answer
+// takes that needs no disk. It lets others have the processor meanwhile. The loop itself never
+// looks in vain, so that nothing spins while no call waits.
+constexpr std::int64_t kLookNanos = 50'000;
 
 // UCX takes over what its process does about crashes: a backtrace instead of the engine's own
 // handler. Gives that back.
@@ -88,14 +92,18 @@ class UcxTransport final : public TransportBase {
     return guard_ == nullptr ? absl::OkStatus() : guard_->Admit(hosts);
   }
   std::vector<std::string> sources() const override { return sources_; }
-  bool InLoop() const override { return std::this_thread::get_id() == thread_id_; }
+  bool InLoop() const override { return std::this_thread::get_id() == loop_id_; }
+  bool TryEnter() override;
+  void Leave(std::int64_t due_nanos) override;
+  bool RunUntil(absl::FunctionRef<bool()> done) override;
 
  private:
   absl::StatusOr<std::unique_ptr<Wire>> DialWire(const std::string& address,
                                                  WireEvents* events) override;
-  void Wake() override;
+  void Wake() override { sleep_.Wake(); }
   void Run();
-  void Sleep();
+  bool RunOnce();  // True: something happened.
+  void Sleep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(loop_mu_);
   void AcceptPending();
   static void OnDialed(ucp_conn_request_h request, void* transport);
   static ucs_status_t OnActiveMessage(void* channel, const void* header, std::size_t header_bytes,
@@ -115,11 +123,15 @@ class UcxTransport final : public TransportBase {
   AddressFamily family_ = AddressFamily::kIpv4;
   std::uint64_t memory_types_ = 0;
   std::array<Channel, 2> channels_;
-  int wake_fd_ = -1;
-  int epoll_fd_ = -1;
+  LoopSleep sleep_;
   std::atomic<bool> stop_{false};
-  std::atomic<std::thread::id> thread_id_{};
   std::thread thread_;
+  // Held by whoever is the loop: the thread while it is awake, one that entered, or one that stands
+  // in. UCX's worker is made for that (UCS_THREAD_MODE_SERIALIZED).
+  Mutex loop_mu_;
+  std::atomic<std::thread::id> loop_id_{};  // Who holds it.
+  bool stood_in_ ABSL_GUARDED_BY(loop_mu_) = false;
+  bool stand_in_sleeps_ ABSL_GUARDED_BY(loop_mu_) = false;
   // Of the loop:
   UcxWires wires_;
   std::vector<ucp_conn_request_h> dialed_;
@@ -132,8 +144,6 @@ UcxTransport::~UcxTransport() {
     thread_.join();
   }
   listeners_.clear();
-  if (epoll_fd_ >= 0) close(epoll_fd_);
-  if (wake_fd_ >= 0) close(wake_fd_);
 }
 
 absl::Status UcxTransport::Start(const UcxOptions& ucx, const std::set<std::string>& interfaces) {
@@ -176,19 +186,10 @@ absl::Status UcxTransport::Start(const UcxOptions& ucx, const std::set<std::stri
                      sizeof(SegmentHeader) + kSegmentHeadBytesMax, ": see UCX_TCP_TX_SEG_SIZE"));
   }
 
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   int worker_fd = -1;
-  if (wake_fd_ < 0 || epoll_fd_ < 0 || ucp_worker_get_efd(worker_.get(), &worker_fd) != UCS_OK) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no descriptors for the transport: ", std::strerror(errno)));
-  }
-  for (const int fd : {wake_fd_, worker_fd}) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    KVMILL_CHECK(epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0);
-  }
+  const ucs_status_t waits = ucp_worker_get_efd(worker_.get(), &worker_fd);
+  if (waits != UCS_OK) return UcxError("waiting for events", waits);
+  KVMILL_RETURN_IF_ERROR(sleep_.Open(worker_fd));
   for (std::size_t i = 0; i < ucx.listen.size(); ++i) {
     KVMILL_ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(ucx.listen[i]));
     const std::set<ino_t> others = ListenersOn(address.port());
@@ -207,12 +208,6 @@ absl::Status UcxTransport::Start(const UcxOptions& ucx, const std::set<std::stri
   }
   thread_ = std::thread([this] { Run(); });
   return absl::OkStatus();
-}
-
-void UcxTransport::Wake() {
-  const std::uint64_t one = 1;
-  // A full counter means that a wake-up is under way already.
-  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
 }
 
 absl::StatusOr<std::unique_ptr<Wire>> UcxTransport::DialWire(const std::string& address,
@@ -264,18 +259,88 @@ ucs_status_t UcxTransport::OnActiveMessage(void* channel, const void* header,
   return wire->OnMessage(message) && rendezvous ? UCS_INPROGRESS : UCS_OK;
 }
 
+bool UcxTransport::TryEnter() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  if (!loop_mu_.TryLock()) return false;
+  // What this thread posted before comes first.
+  if (has_tasks()) {
+    loop_mu_.Unlock();
+    return false;
+  }
+  loop_id_.store(std::this_thread::get_id());
+  return true;
+}
+
+void UcxTransport::Leave(std::int64_t due_nanos) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  EndSleepIfDue(wires_.wanted() ? INT64_MIN : due_nanos);
+  loop_id_.store(std::thread::id());
+  loop_mu_.Unlock();  // Last: the transport may be destroyed as soon as the loop goes on.
+}
+
+bool UcxTransport::RunOnce() {
+  bool busy = false;
+  // Now and then something else gets its turn, however busy the network is. What a message leads to
+  // comes before the next message: its bytes are in the cache.
+  for (int i = 0; i < 16 && ucp_worker_progress(worker_.get()) != 0; ++i) {
+    busy = true;
+    RunTasks();
+  }
+  if (!dialed_.empty()) AcceptPending();
+  busy |= wires_.Attend();
+  busy |= RunTasks();
+  busy |= RunDue();
+  busy |= wires_.Attend();
+  return busy;
+}
+
+bool UcxTransport::RunUntil(absl::FunctionRef<bool()> done) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  // Among several calls it would be now this caller and now that one, which costs more than it
+  // saves.
+  if (InLoop() || calls_started() != 1 || !loop_mu_.TryLock()) return false;
+  if (stood_in_) {
+    loop_mu_.Unlock();
+    return false;
+  }
+  stood_in_ = true;
+  loop_id_.store(std::this_thread::get_id());
+  sleep_.BeginStandIn();
+  WakeUp();
+  std::int64_t sleep_at_nanos = NowNanos() + kLookNanos;
+  for (;;) {
+    const bool busy = RunOnce();
+    if (done()) break;
+    const std::int64_t now_nanos = NowNanos();
+    if (busy) {
+      sleep_at_nanos = now_nanos + kLookNanos;
+    } else if (now_nanos < sleep_at_nanos) {
+      std::this_thread::yield();  // The peer may wait for this very processor.
+    } else if (ucp_worker_arm(worker_.get()) == UCS_OK && StandInFallsAsleep()) {
+      stand_in_sleeps_ = true;
+      loop_id_.store(std::thread::id());
+      loop_mu_.Unlock();
+      sleep_.StandInSleep();
+      loop_mu_.Lock();
+      loop_id_.store(std::this_thread::get_id());
+      stand_in_sleeps_ = false;
+      WakeUp();
+    }
+  }
+  // The loop must hear of what comes from now on, and of what it shall do already.
+  const bool armed = ucp_worker_arm(worker_.get()) == UCS_OK;
+  if (!StandInFallsAsleep() || !armed) Wake();
+  sleep_.EndStandIn();
+  stood_in_ = false;
+  loop_id_.store(std::thread::id());
+  loop_mu_.Unlock();
+  return true;
+}
+
 void UcxTransport::Run() {
-  thread_id_.store(std::this_thread::get_id());
+  MutexLock lock(loop_mu_);
+  loop_id_.store(std::this_thread::get_id());
   bool stopping = false;
   for (;;) {
-    bool busy = false;
-    // Now and then something else gets its turn, however busy the network is.
-    for (int i = 0; i < 16 && ucp_worker_progress(worker_.get()) != 0; ++i) busy = true;
-    if (!dialed_.empty()) AcceptPending();
-    busy |= wires_.Attend();
-    busy |= RunTasks();
-    busy |= RunDue();
-    busy |= wires_.Attend();
+    const bool busy = RunOnce();
+    if (std::exchange(stand_in_sleeps_, false)) sleep_.WakeStandIn();
     if (stop_.load(std::memory_order_relaxed)) {
       if (!stopping) {
         stopping = true;
@@ -289,25 +354,23 @@ void UcxTransport::Run() {
 }
 
 void UcxTransport::Sleep() {
-  const std::int64_t next_nanos = NextDueNanos();
+  const std::int64_t next_nanos = FallAsleep();
   int timeout_ms = -1;
   if (next_nanos != INT64_MAX) {
     const std::int64_t now_nanos = NowNanos();
-    if (next_nanos <= now_nanos) return;
+    if (next_nanos <= now_nanos) return WakeUp();
     constexpr std::int64_t kNanosPerMilli = 1'000'000;
     timeout_ms = static_cast<int>(std::min<std::int64_t>(
         (next_nanos - now_nanos + kNanosPerMilli - 1) / kNanosPerMilli, 3'600'000));
   }
   // Arming fails while something waits to be progressed; only then is it safe not to sleep.
-  if (ucp_worker_arm(worker_.get()) != UCS_OK) return;
-  std::array<epoll_event, 4> events;
-  const int count =
-      epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), timeout_ms);
-  for (int i = 0; i < count; ++i) {
-    if (events[static_cast<std::size_t>(i)].data.fd != wake_fd_) continue;
-    std::uint64_t value = 0;
-    [[maybe_unused]] const ssize_t read_bytes = read(wake_fd_, &value, sizeof(value));
-  }
+  if (ucp_worker_arm(worker_.get()) != UCS_OK) return WakeUp();
+  loop_id_.store(std::thread::id());
+  loop_mu_.Unlock();
+  sleep_.Sleep(timeout_ms);
+  loop_mu_.Lock();
+  loop_id_.store(std::this_thread::get_id());
+  WakeUp();
 }
 
 // UCX takes signals when it is loaded, so a process that only links this library has to get them

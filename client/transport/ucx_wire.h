@@ -30,6 +30,7 @@ class UcxWires {
   UcxWire* Find(ucp_ep_h endpoint) const;  // Null: nobody's, or closed.
   void NeedsAttention(UcxWire* wire) { attention_.push_back(wire); }
   void ForgetAttention(UcxWire* wire);
+  bool wanted() const { return !attention_.empty(); }
   // Outside of UCX. True: somebody had something to do.
   bool Attend();
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "client/transport/transport.h"
@@ -86,6 +87,14 @@ class TransportLoop {
   virtual void Post(absl::AnyInvocable<void()> task) = 0;
   virtual bool InLoop() const = 0;
   virtual std::int64_t NowNanos() const = 0;
+  // Makes this thread the loop until Leave, provided that the loop sleeps: what needs no answer
+  // then costs no wake-up. Never waits. False: it is awake, or busy elsewhere; use Post. In between
+  // no callback runs; what is posted waits for the loop, which Leave wakes for it. From any thread.
+  virtual bool TryEnter() { return false; }
+  // `due_nanos`: when the connection that was used wants its OnTime.
+  virtual void Leave(std::int64_t /*due_nanos*/) {}
+  // As PeerConnection::RunUntil.
+  virtual bool RunUntil(absl::FunctionRef<bool()> /*done*/) { return false; }
 
  protected:
   ~TransportLoop() = default;

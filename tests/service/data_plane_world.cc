@@ -329,8 +329,9 @@ void World::Fetch(Peer& peer, Space space, const std::vector<std::string>& seque
   ASSERT_TRUE(peer.link->Begin());
   ++running_;
   ++did_["fetch"];
-  StartDataFetch(*peer.link, peer.connection, this->space(space), operation.keys, *operation.sink,
-                 std::chrono::system_clock::now() + kOperationTime,
+  StartDataFetch(*peer.link, peer.connection,
+                 std::make_shared<const ClientNamespace>(this->space(space)), operation.keys,
+                 *operation.sink, std::chrono::system_clock::now() + kOperationTime, nullptr,
                  [this, &operation](const absl::StatusOr<FetchResult>& result) {
                    Fetched(operation, result);
                  });
