@@ -1,0 +1,291 @@
+// What a fetch over UCX and a map cost does not grow with the number of pages: no allocation, no
+// lock and no log line a page. Daemon and client share this process, so that both sides are
+// counted: every operator new, and every lock of a pthread mutex, which ours are. What UCX takes
+// from malloc is not.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/client.h"
+#include "client/mapped_blocks.h"
+#include "kernels/float16.h"
+#include "service/config.h"
+#include "service/node.h"
+#include "storage/core/page_layout.h"
+#include "storage/core/sha256.h"
+#include "tests/integration/daemon_process.h"
+
+namespace {
+
+std::atomic<std::uint64_t> allocations{0};
+std::atomic<std::uint64_t> locks{0};
+
+using LockFunction = int (*)(pthread_mutex_t*);
+LockFunction Real(const char* name) {
+  return reinterpret_cast<LockFunction>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+// Not inlined: else the compiler sees malloc's memory given to operator delete, or the reverse.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* const memory = std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
+  std::free(memory);
+}
+
+extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
+  static const LockFunction real = Real("pthread_mutex_lock");
+  locks.fetch_add(1, std::memory_order_relaxed);
+  return real(mutex);
+}
+extern "C" int pthread_mutex_trylock(pthread_mutex_t* mutex) noexcept {
+  static const LockFunction real = Real("pthread_mutex_trylock");
+  locks.fetch_add(1, std::memory_order_relaxed);
+  return real(mutex);
+}
+
+namespace kvmill::testing {
+namespace {
+
+constexpr std::uint32_t kTokens = 64;
+constexpr std::uint32_t kHeadDim = 64;
+constexpr std::size_t kBlocks = 4;
+// The pages of a block. Either way a block is one call of the data plane.
+constexpr std::size_t kFew = 4;
+constexpr std::size_t kMany = 244;
+// What lists that double may allocate beyond those of kFew pages: several lists of each side, six
+// times each. One allocation a page would be hundreds.
+constexpr std::uint64_t kGrowth = 40;
+
+struct Cost {
+  std::uint64_t allocations = ~std::uint64_t{0};
+  std::uint64_t locks = ~std::uint64_t{0};
+};
+
+// The least of many runs: other threads of the process count, too, now and then.
+template <typename Work>
+Cost CostOf(const Work& work) {
+  Cost least;
+  for (int i = 0; i < 30; ++i) {
+    const std::uint64_t allocations_before = allocations.load();
+    const std::uint64_t locks_before = locks.load();
+    work();
+    least.allocations = std::min(least.allocations, allocations.load() - allocations_before);
+    least.locks = std::min(least.locks, locks.load() - locks_before);
+  }
+  return least;
+}
+
+// The engine's memory: a place for each page.
+class PageSlots : public FetchSink {
+ public:
+  PageSlots(std::size_t layers, std::size_t page_bytes)
+      : layers_(layers), page_bytes_(page_bytes), memory_(kBlocks * layers * page_bytes) {}
+  absl::Span<std::byte> PageMemory(const PageId& id, std::size_t page_bytes) override {
+    if (page_bytes != page_bytes_) return {};
+    return absl::MakeSpan(memory_).subspan((id.block * layers_ + id.layer_index) * page_bytes_,
+                                           page_bytes_);
+  }
+  absl::Status OnPage(const PageId&, const PageView&) override {
+    ++pages;
+    return absl::OkStatus();
+  }
+  std::size_t pages = 0;
+
+ private:
+  const std::size_t layers_, page_bytes_;
+  std::vector<std::byte> memory_;
+};
+
+// Blocks of so many pages in the daemon.
+struct Stored {
+  ClientNamespace ns;
+  std::vector<BlockKey> keys;
+  std::size_t layers = 0;
+  std::size_t page_bytes = 0;
+};
+
+class HotPathTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Config config;
+    config.socket = directory_ / "run/kvmill.sock";
+    config.listen = "127.0.0.1:0";
+    config.insecure = true;
+    config.ucx = "127.0.0.1";
+    config.data_plane_plaintext = true;
+    config.host_bytes = kHostBytesMin;
+    config.encode_threads = 1;
+    ASSERT_TRUE(CheckConfig(config).ok());
+    absl::StatusOr<std::unique_ptr<Node>> node = Node::Start(config);
+    ASSERT_TRUE(node.ok()) << node.status();
+    node_ = *std::move(node);
+    const nlohmann::json ready = nlohmann::json::parse(node_->ReadyLine());
+    remote_ = Connect(ready["listen"].get<std::string>(), DataPath::kUcx);
+    local_ = Connect(absl::StrCat("unix:", config.socket), DataPath::kAuto);
+  }
+
+  static std::unique_ptr<Client> Connect(const std::string& address, DataPath path) {
+    Client::Options options;
+    options.address = address;
+    options.path = path;
+    options.data_plane_plaintext = true;
+    absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return *std::move(client);
+  }
+
+  Stored Store(std::size_t layers) {
+    NamespaceSpec spec;
+    spec.model = "hot path";
+    spec.hash_scheme = "test";
+    spec.block_tokens = kTokens;
+    LayerGroup group;
+    group.head_dim = kHeadDim;
+    group.kv_heads = 1;
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      group.layers.push_back(static_cast<std::uint16_t>(layer));
+    }
+    spec.groups = {group};
+    Stored stored;
+    stored.layers = layers;
+    stored.ns = *local_->OpenNamespace(absl::StrCat("layers-", layers), spec);
+    stored.page_bytes = UniformPageBytes(FormatOf(spec, group), kTokens, SlotKind::kTile, 1);
+    std::vector<std::uint16_t> values(kTokens * kHeadDim);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = FromFloat(static_cast<float>(i % 17) - 8.0F, spec.source_dtype);
+    }
+    LayerInput input;
+    input.k = input.v = KvView::Array(values.data(), 1, kHeadDim);
+    const std::vector<LayerInput> inputs(layers, input);
+    for (std::size_t b = 0; b < kBlocks; ++b) {
+      const Sha256Digest digest = Sha256(absl::StrCat("hot path ", layers, " ", b));
+      StoreBlock block;
+      block.key = *BlockKey::FromBytes(
+          absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
+      block.token_count = kTokens;
+      block.layers = inputs;
+      const StoreResult result = *local_->Store(stored.ns, absl::MakeConstSpan(&block, 1), {});
+      EXPECT_EQ(result.blocks_stored, 1u) << result.blocks[0].status;
+      stored.keys.push_back(block.key);
+    }
+    return stored;
+  }
+
+  TemporaryDirectory directory_;
+  std::unique_ptr<Node> node_;
+  std::unique_ptr<Client> remote_;  // As from another host.
+  std::unique_ptr<Client> local_;
+};
+
+// Lines on standard error, where the log goes, while it lives.
+class LogLines {
+ public:
+  LogLines() : before_(dup(STDERR_FILENO)), file_(open("/tmp", O_TMPFILE | O_RDWR, 0600)) {
+    dup2(file_, STDERR_FILENO);
+  }
+  ~LogLines() {
+    dup2(before_, STDERR_FILENO);
+    close(before_);
+    close(file_);
+  }
+  std::string text() const {
+    struct stat status {};
+    fstat(file_, &status);
+    std::string text(static_cast<std::size_t>(status.st_size), 0);
+    if (pread(file_, text.data(), text.size(), 0) < 0) return "unreadable";
+    return text;
+  }
+
+ private:
+  const int before_, file_;
+};
+
+void ExpectNothingAPage(const Cost& few, const Cost& many, std::size_t more_pages) {
+  EXPECT_LE(many.allocations, few.allocations + kGrowth) << "for " << more_pages << " pages more";
+  EXPECT_LE(many.locks, few.locks + kGrowth) << "for " << more_pages << " pages more";
+  // The counting counts.
+  EXPECT_GT(few.allocations, 10u);
+  EXPECT_GT(few.locks, 5u);
+}
+
+TEST_F(HotPathTest, FetchOverUcx) {
+  const auto cost_of = [this](const Stored& stored) {
+    PageSlots slots(stored.layers, stored.page_bytes);
+    const absl::Span<const BlockKey> one = absl::MakeConstSpan(stored.keys).first(1);
+    const auto fetch = [&] {
+      const absl::StatusOr<FetchResult> fetched = remote_->Fetch(stored.ns, one, slots);
+      EXPECT_TRUE(fetched.ok() && fetched->blocks[0].status.ok()) << fetched.status();
+    };
+    CostOf(fetch);  // Connects; and buffers that are reused grow to their sizes.
+    slots.pages = 0;
+    const Cost cost = CostOf(fetch);
+    EXPECT_EQ(slots.pages, 30 * stored.layers);
+    return cost;
+  };
+  const Stored few = Store(kFew);
+  const Stored many = Store(kMany);
+  const LogLines lines;
+  const Cost of_few = cost_of(few);
+  const Cost of_many = cost_of(many);
+  EXPECT_EQ(lines.text(), "");
+  ExpectNothingAPage(of_few, of_many, kMany - kFew);
+  EXPECT_NE(remote_->ucx_transport(), "");
+  std::printf("fetch over UCX: %zu pages %llu allocations %llu locks, %zu pages %llu and %llu\n",
+              kFew, static_cast<unsigned long long>(of_few.allocations),
+              static_cast<unsigned long long>(of_few.locks), kMany,
+              static_cast<unsigned long long>(of_many.allocations),
+              static_cast<unsigned long long>(of_many.locks));
+}
+
+TEST_F(HotPathTest, Map) {
+  const auto cost_of = [this](const Stored& stored) {
+    const auto map = [&] {
+      const absl::StatusOr<Client::MappedPtr> mapped = local_->Map(stored.ns, stored.keys);
+      ASSERT_TRUE(mapped.ok()) << mapped.status();
+      for (std::size_t b = 0; b < kBlocks; ++b) {
+        for (std::size_t layer = 0; layer < stored.layers; ++layer) {
+          ASSERT_TRUE((*mapped)->Page(b, 0, layer).ok()) << (*mapped)->status(b);
+        }
+      }
+      ASSERT_TRUE((*mapped)->Check().ok());
+    };
+    CostOf(map);
+    return CostOf(map);
+  };
+  const Stored few = Store(kFew);
+  const Stored many = Store(kMany);
+  const LogLines lines;
+  const Cost of_few = cost_of(few);
+  const Cost of_many = cost_of(many);
+  EXPECT_EQ(lines.text(), "");
+  ExpectNothingAPage(of_few, of_many, kBlocks * (kMany - kFew));
+  std::printf("map of %zu blocks: %zu pages %llu allocations %llu locks, %zu pages %llu and %llu\n",
+              kBlocks, kFew, static_cast<unsigned long long>(of_few.allocations),
+              static_cast<unsigned long long>(of_few.locks), kMany,
+              static_cast<unsigned long long>(of_many.allocations),
+              static_cast<unsigned long long>(of_many.locks));
+}
+
+}  // namespace
+}  // namespace kvmill::testing
