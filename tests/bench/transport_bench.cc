@@ -1,9 +1,10 @@
 // Two processes on loopback and the transport between them, against ucx_perftest in the same run.
 //
-// Each round measures, one after the other: ucx_perftest (active messages, error handling on) and
-// our copies of the same size, plaintext and encrypted; and gets of 64 and 256 KiB. Prints the
-// median of the rounds and the range. Rates are 1e9 bytes a second; CPU is what both processes
-// used, in nanoseconds a byte. Needs ucx-utils for the comparison.
+// Each round measures, one after the other: ucx_perftest (active messages, error handling on), as
+// it comes and with as many sends at once as we have, and our copies of the same size, plaintext
+// and encrypted; and gets of 64 and 256 KiB. Prints the median of the rounds and the range. Rates
+// are 1e9 bytes a second; CPU is what both processes used, in nanoseconds a byte. Needs ucx-utils
+// for the comparison.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -45,6 +46,7 @@ struct Settings {
   int rounds = 5;
   bool perftest = true;
   std::string only;  // "put" or "get": nothing else.
+  int window = 8;    // Puts at once, ours and ucx_perftest's: what a Store of a client has.
   UcxOptions ucx;
   std::string text;  // Of ucx.settings.
   std::uint32_t segment_bytes = TransportLimits{}.segment_bytes_max;
@@ -257,16 +259,18 @@ class Bench {
   std::vector<int> free_ ABSL_GUARDED_BY(mu_);
 };
 
-// What ucx_perftest says for these sizes, in bytes a second; 0 when it cannot be run.
-double Perftest(const Settings& settings, std::size_t bytes, int count) {
+// What ucx_perftest says for these sizes, in bytes a second; 0 when it cannot be run. `outstanding`
+// sends at once; 0: its default.
+double Perftest(const Settings& settings, std::size_t bytes, int count, int outstanding) {
   static int port = 20000 + static_cast<int>(getpid() % 20000);
   ++port;
   const std::string tls =
       settings.ucx.tls.empty() ? "" : absl::StrCat("UCX_TLS=", settings.ucx.tls);
   const std::string program = absl::StrCat(tls, " timeout 30 ucx_perftest -p ", port);
-  const std::string command = absl::StrCat("(", program, " >/dev/null 2>&1 &) ; sleep 0.5; ",
-                                           program, " 127.0.0.1 -t ucp_am_bw -e -f -s ", bytes,
-                                           " -n ", count, " -w 100 2>/dev/null | tail -1");
+  const std::string command =
+      absl::StrCat("(", program, " >/dev/null 2>&1 &) ; sleep 0.5; ", program,
+                   " 127.0.0.1 -t ucp_am_bw -e -f -O ", outstanding, " -s ", bytes, " -n ", count,
+                   " -w 100 2>/dev/null | tail -1");
   FILE* const pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return 0;
   std::array<char, 512> line{};
@@ -298,12 +302,12 @@ int Main(const Settings& settings) {
   struct Size {
     std::size_t bytes;
     int count;
-    Median perftest, ratio, put, sealed_put, cpu, sealed_cpu;
+    Median perftest, ratio, alike, alike_ratio, put, sealed_put, cpu, sealed_cpu;
   };
   std::vector<Size> sizes;
-  sizes.push_back({.bytes = 1 << 20, .count = 400});
-  sizes.push_back({.bytes = 4 << 20, .count = 100});
-  sizes.push_back({.bytes = 16 << 20, .count = 30});
+  sizes.push_back({.bytes = 1 << 20, .count = 1600});
+  sizes.push_back({.bytes = 4 << 20, .count = 400});
+  sizes.push_back({.bytes = 16 << 20, .count = 100});
   struct Get {
     std::size_t bytes;
     bool plaintext;
@@ -319,18 +323,24 @@ int Main(const Settings& settings) {
   for (int round = 0; round < settings.rounds; ++round) {
     for (Size& size : sizes) {
       if (settings.only == "get") break;
-      const double theirs = settings.perftest ? Perftest(settings, size.bytes, size.count) : 0;
+      const auto perftest = [&](int outstanding) {
+        return settings.perftest ? Perftest(settings, size.bytes, size.count, outstanding) : 0;
+      };
+      const double theirs = perftest(0);
+      const double alike = perftest(settings.window);
       if (theirs > 0) size.perftest.Add(theirs / 1e9);
+      if (alike > 0) size.alike.Add(alike / 1e9);
       for (const bool plaintext : {true, false}) {
         Bench bench(settings, plaintext);
         transport = bench.transport();
-        bench.Run(false, size.bytes, size.count / 10, 4, nullptr);
+        bench.Run(false, size.bytes, size.count / 10, settings.window, nullptr);
         const double cpu = bench.Cpu();
-        const double seconds = bench.Run(false, size.bytes, size.count, 4, nullptr);
+        const double seconds = bench.Run(false, size.bytes, size.count, settings.window, nullptr);
         const double all = static_cast<double>(size.bytes) * size.count;
         (plaintext ? size.put : size.sealed_put).Add(all / seconds / 1e9);
         (plaintext ? size.cpu : size.sealed_cpu).Add((bench.Cpu() - cpu) / all * 1e9);
         if (plaintext && theirs > 0) size.ratio.Add(all / seconds / theirs);
+        if (plaintext && alike > 0) size.alike_ratio.Add(all / seconds / alike);
       }
     }
     for (Get& get : gets) {
@@ -358,6 +368,8 @@ int Main(const Settings& settings) {
     if (!size.ratio.values.empty()) {
       std::printf("  ucx_perftest %s GB/s, ratio %s", size.perftest.Text("%.2f").c_str(),
                   size.ratio.Text("%.2f").c_str());
+      std::printf("  with as many at once %s GB/s, ratio %s", size.alike.Text("%.2f").c_str(),
+                  size.alike_ratio.Text("%.2f").c_str());
     }
     std::printf("\n");
   }
@@ -385,6 +397,9 @@ int main(int argc, char** argv) {
   app.add_option("--settings", settings.text, "NAME=VALUE,... of UCX");
   app.add_option("--segment", settings.segment_bytes, "Bytes")
       ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--window", settings.window, "Puts at once")
+      ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--only", settings.only)->check(CLI::IsMember({"put", "get"}));
   app.add_flag("--no-perftest", no_perftest, "Nothing beside it");
