@@ -151,8 +151,7 @@ struct LookupResult {
   BlockKey tail_key;              // What it is stored under: for Fetch, Map, Touch and Remove.
 };
 
-// Where fetched pages go. Calls come one at a time per Fetch, from a thread of the library or the
-// one that waits in Fetch.
+// Where fetched pages go. Calls come one at a time per Fetch, on a library's thread or in Fetch.
 class FetchSink {
  public:
   virtual ~FetchSink() = default;
