@@ -166,7 +166,7 @@ absl::StatusOr<EngineGeometry> FromProto(const v1::EngineGeometry& geometry) {
     r.bytes = region.bytes();
     if (region.kind() < v1::ENGINE_REGION_UNSPECIFIED ||
         region.kind() > v1::ENGINE_REGION_DEVICE_IPC) {
-      return absl::UnimplementedError(
+      return absl::InvalidArgumentError(
           absl::StrCat("regions[", out.regions.size() - 1, "]: kind ", region.kind(),
                        ", this daemon knows 1 (private), 2 (memfd) and 3 (device_ipc)"));
     }

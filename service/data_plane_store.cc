@@ -168,9 +168,14 @@ void DataPlane::StartDurable(const PeerPtr& peer, const v1::DataDurable& request
           absl::StrCat(request.groups_size(), " layer groups of ", keys.size(), " keys"));
     }
     for (std::size_t i = 0; i < keys.size(); ++i) {
+      const std::uint32_t group = request.groups(static_cast<int>(i));
+      if (group >= ns.spec.groups.size()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("layer group ", group, ", want below ", ns.spec.groups.size()));
+      }
       BlockId& id = ids->emplace_back();
       id.namespace_id = ns.id;
-      id.group = static_cast<std::uint8_t>(request.groups(static_cast<int>(i)));
+      id.group = static_cast<std::uint8_t>(group);
       id.key = keys[i];
     }
     return absl::OkStatus();
