@@ -90,7 +90,21 @@ ServerStat StatFromProto(const v1::StatReply& reply) {
   return stat;
 }
 
-absl::StatusOr<LookupResult> LookupFromProto(const v1::LookupReply& reply) {
+// What callers index with is what they asked for.
+absl::StatusOr<LookupResult> LookupFromProto(const v1::LookupReply& reply, int key_count) {
+  const auto malformed = [](absl::string_view what, std::uint64_t got, std::uint64_t want) {
+    return absl::InternalError(
+        absl::StrCat("malformed reply to Lookup: ", what, " ", got, ", want ", want));
+  };
+  if (reply.hit_blocks() > static_cast<std::uint32_t>(key_count)) {
+    return malformed("hit_blocks", reply.hit_blocks(), static_cast<std::uint64_t>(key_count));
+  }
+  if (static_cast<std::uint32_t>(reply.tiers_size()) != reply.hit_blocks()) {
+    return malformed("tiers", static_cast<std::uint64_t>(reply.tiers_size()), reply.hit_blocks());
+  }
+  if ((reply.tail_tokens() == 0) != reply.tail_key().empty()) {
+    return malformed("tail_key bytes", reply.tail_key().size(), reply.tail_tokens() == 0 ? 0 : 1);
+  }
   LookupResult result;
   result.hit_blocks = reply.hit_blocks();
   result.hit_tokens = reply.hit_tokens();
@@ -190,6 +204,7 @@ absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info
   ns.name = info.name();
   KVMILL_ASSIGN_OR_RETURN(ns.fingerprint, FingerprintFromBytes(info.fingerprint()));
   KVMILL_ASSIGN_OR_RETURN(ns.spec, FromProto(info.spec()));
+  KVMILL_RETURN_IF_ERROR(ValidateNamespace(ns.spec));
   return ns;
 }
 
@@ -253,7 +268,10 @@ void Client::LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> k
             [shared](Channel& channel, auto* context, auto* queue) {
               return channel.cache->PrepareAsyncLookup(context, *shared, queue);
             },
-            &LookupFromProto, std::move(attempt_done));
+            [shared](const v1::LookupReply& reply) {
+              return LookupFromProto(reply, shared->keys_size());
+            },
+            std::move(attempt_done));
       },
       std::move(done));
 }

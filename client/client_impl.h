@@ -109,9 +109,16 @@ class Client::Impl {
         [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
           return channel.engine->PrepareAsyncRegister(context, request, queue);
         },
-        [this](const v1::RegisterReply& reply) -> absl::StatusOr<ClientNamespace> {
+        [this, spec](const v1::RegisterReply& reply) -> absl::StatusOr<ClientNamespace> {
           KVMILL_RETURN_IF_ERROR(CheckProtocolVersion(reply.hello().server().protocol_version()));
           KVMILL_ASSIGN_OR_RETURN(ClientNamespace ns, NamespaceFromProto(reply.namespace_()));
+          NamespaceSpec wanted = spec;
+          wanted.tenant.clear();
+          if (!(ns.spec == wanted)) {
+            return absl::InternalError(
+                absl::StrCat("malformed reply to Register: another namespace, ",
+                             DescribeDifference(ns.spec, wanted)));
+          }
           MutexLock lock(mu_);
           registered_[ns.fingerprint] = ns;
           return ns;

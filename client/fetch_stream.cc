@@ -135,6 +135,7 @@ class FetchStream {
       if (number >= keys_.size() * ns_.spec.groups.size()) {
         return Malformed("group number", number, keys_.size() * ns_.spec.groups.size());
       }
+      CloseGroup();
       if (number % ns_.spec.groups.size() == 0) {
         CloseBlock();
         block_ = number / ns_.spec.groups.size();
@@ -236,12 +237,22 @@ class FetchStream {
     return sink_.OnPage(id, page);
   }
 
+  // Nothing more of the layer group comes.
+  void CloseGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!open_ || !block_status_.ok() || group_.page == group_.page_bytes.size()) return;
+    block_status_ = absl::DataLossError(absl::StrCat("block ", block_, ", layer group ",
+                                                     group_index_, ": ", group_.page, " of ",
+                                                     group_.page_bytes.size(), " pages came"));
+  }
+
   void CloseBlock() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (!open_) return;
+    CloseGroup();
     open_ = false;
-    if (block_status_.ok() && group_.page != group_.page_bytes.size()) {
-      block_status_ = absl::DataLossError(absl::StrCat("block ", block_, ": ", group_.page, " of ",
-                                                       group_.page_bytes.size(), " pages came"));
+    const std::size_t groups = ns_.spec.groups.size();
+    if (block_status_.ok() && group_index_ + std::size_t{1} != groups) {
+      block_status_ = absl::DataLossError(absl::StrCat("block ", block_, ": ", group_index_ + 1,
+                                                       " of ", groups, " layer groups came"));
     }
     result_.blocks[block_].status = block_status_;
   }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "storage/core/page_layout.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -138,9 +139,15 @@ absl::StatusOr<MapReplyContent> ReadMapReply(const v1::MapReply& reply, const Na
         return Malformed("run_pages", count, want_pages - pages);
       }
       // 32-bit factors: no product below overflows, and sums only after these checks.
+      if (offset % kPageAlignment != 0) {
+        return Malformed("run_offset_bytes", offset, offset - offset % kPageAlignment);
+      }
       if (page_bytes == 0 || offset > arena_bytes ||
           (count - 1) * stride + page_bytes > arena_bytes - offset) {
         return Malformed("run_offset_bytes", offset, arena_bytes);
+      }
+      if (stride % kPageAlignment != 0) {
+        return Malformed("run_stride_bytes", stride, stride - stride % kPageAlignment);
       }
       const std::uint64_t generation_bytes = content.arenas[arena].generation_bytes != 0
                                                  ? content.arenas[arena].generation_bytes

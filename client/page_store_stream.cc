@@ -137,7 +137,7 @@ void PageStoreStream::OnRead(bool ok) {
       begun_ = true;
     } else if (reply_.has_summary()) {
       durable_ = FromProto(reply_.summary().durable());
-    } else {
+    } else if (reply_.has_result()) {
       pieces_.Closed(reply_.result().sequence(), reply_.result().group());
       results_.Add(reply_.result());
       rested = true;

@@ -1,5 +1,6 @@
 #include "client/store_results.h"
 
+#include "absl/strings/str_cat.h"
 #include "client/convert.h"
 
 namespace kvmill {
@@ -42,12 +43,19 @@ void StoreResults::Add(const v1::StoreResult& r) {
   closed_[r.sequence() * group_count_ + r.group()] = true;
   StoreBlockResult& block = result_.blocks[r.sequence()];
   const std::uint32_t groups_left = --open_groups_[r.sequence()];
-  const absl::Status status = FromProto(r.status());
+  absl::Status status = FromProto(r.status());
   const bool first = groups_left + 1 == group_count_;
-  const auto outcome = static_cast<StoreOutcome>(r.outcome());
+  StoreOutcome outcome = StoreOutcome::kFailed;
+  if (v1::StoreOutcome_IsValid(r.outcome()) && status.ok()) {
+    outcome = static_cast<StoreOutcome>(r.outcome());
+  }
+  if (outcome == StoreOutcome::kFailed && status.ok()) {
+    status = absl::InternalError(absl::StrCat("malformed reply to Store: outcome ",
+                                              static_cast<int>(r.outcome()), " without a reason"));
+  }
   if (first || RankOf(outcome) > RankOf(block.outcome)) block.outcome = outcome;
   if (first || (block.status.ok() && !status.ok())) block.status = status;
-  if (r.outcome() == v1::STORE_STORED) {
+  if (outcome == StoreOutcome::kStored) {
     result_.raw_bytes += r.raw_bytes();
     result_.stored_bytes += r.stored_bytes();
     result_.tile_bytes += r.tile_bytes();

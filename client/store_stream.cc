@@ -169,7 +169,7 @@ class StoreStream {
       durable_ = FromProto(reply.summary().durable());
       return;
     }
-    results_.Add(reply.result());
+    if (reply.has_result()) results_.Add(reply.result());
   }
 
   // Builds the next message; false when everything was sent.
