@@ -187,7 +187,7 @@ TEST(EngineGeometryTest, WhatARegionIsCrossesTheWireAndItsMemoryDoesNot) {
   wire.mutable_regions(0)->clear_kind();  // An older client.
   EXPECT_EQ(FromProto(wire)->regions[0].kind, EngineRegionKind::kUnsaid);
   wire.mutable_regions(0)->set_kind(static_cast<v1::EngineRegionKind>(4));  // A later one.
-  EXPECT_EQ(FromProto(wire).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(FromProto(wire).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -236,7 +236,7 @@ TEST_F(UcxAdmissionTest, APortWithoutRoomForADataPortIsRefused) {
   std::vector<std::string> arguments = DefaultArguments();
   arguments.insert(arguments.end(), {"--ucx", "127.0.0.1:65530"});
   DaemonProcess daemon(DaemonBinary(), arguments);
-  EXPECT_EQ(daemon.WaitExit().code, 1);
+  EXPECT_EQ(daemon.WaitExit().code, 2);
   EXPECT_THAT(daemon.standard_error(), HasSubstr("port 65530: want at most 65520"));
 }
 
