@@ -1,6 +1,5 @@
 #include "service/node.h"
 
-#include <fcntl.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
@@ -34,6 +33,7 @@
 #include "service/data_plane.h"
 #include "service/data_service.h"
 #include "service/device_regions.h"
+#include "service/door_memory.h"
 #include "service/engine_service.h"
 #include "service/etcd/etcd_registry.h"
 #include "service/http_server.h"
@@ -114,10 +114,7 @@ class Node::Impl {
   absl::Status StartAdminServer();
   absl::Status StartHttp();
   absl::Status StartCluster();
-  absl::StatusOr<DoorClient::ArenaMemory> ArenaFor(DoorClientId client,
-                                                   const DoorArenaRequest& request);
-  absl::Status TakeRegion(const DoorPeer& peer, const DoorRegion& region, int fd);
-  absl::Status TakeDeviceRegion(const DoorPeer& peer, const DoorDeviceRegion& region);
+  void StartDoor();
   void StartDraining();
   bool Ready() const { return !context_->draining.load(std::memory_order_relaxed); }
   void StopStore();
@@ -136,6 +133,7 @@ class Node::Impl {
   std::unique_ptr<WorkerPool> io_pool_;
   std::unique_ptr<DeviceRegions> device_regions_;  // Null without a GPU. Of the sessions' memory.
   std::unique_ptr<SessionTable> sessions_;
+  std::unique_ptr<DoorMemory> door_memory_;
   std::unique_ptr<Ticker> session_ticker_;
   std::unique_ptr<ServiceContext> context_;
   LocalPeers peers_;
@@ -200,22 +198,7 @@ absl::Status Node::Impl::Start() {
   KVMILL_RETURN_IF_ERROR(StartMainServer());
   KVMILL_RETURN_IF_ERROR(StartAdminServer());
   KVMILL_RETURN_IF_ERROR(StartHttp());
-  LocalDoor::Handlers door_handlers;
-  door_handlers.entered = [this](DoorClientId client) { sessions_->ClientEntered(client); };
-  door_handlers.left = [this](DoorClientId client) {
-    sessions_->ClientLeft(client);
-    if (data_plane_ != nullptr) data_plane_->CallerLeft(client);
-  };
-  door_handlers.arena = [this](DoorClientId client, const DoorArenaRequest& request) {
-    return ArenaFor(client, request);
-  };
-  door_handlers.region = [this](const DoorPeer& peer, const DoorRegion& region, int fd) {
-    return TakeRegion(peer, region, fd);
-  };
-  door_handlers.device_region = [this](const DoorPeer& peer, const DoorDeviceRegion& region) {
-    return TakeDeviceRegion(peer, region);
-  };
-  door_->Start(std::move(door_handlers));
+  StartDoor();
   listener_->Start([this](int fd, uid_t uid) {
     peers_.Connected(fd, uid);
     grpc::AddInsecureChannelFromFd(main_server_.get(), fd);
@@ -378,66 +361,25 @@ absl::Status Node::Impl::StartHttp() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<DoorClient::ArenaMemory> Node::Impl::ArenaFor(DoorClientId client,
-                                                             const DoorArenaRequest& request) {
-  // A lease in the arena is what says that it belongs to the client's tenant, and keeps it there.
-  absl::StatusOr<DoorClient::ArenaMemory> memory = absl::AbortedError(
-      absl::StrCat("lease ", request.lease, " is not one of this client, or it ended"));
-  sessions_->WithLease(client, request.lease, [&](const BlockRef& block) {
-    std::vector<TieredStore::PageRun> runs;
-    store_->Locate(block, &runs);
-    for (const TieredStore::PageRun& run : runs) {
-      if (run.arena != request.arena || run.arena_epoch != request.arena_epoch ||
-          static_cast<std::uint8_t>(run.tier) != request.tier) {
-        continue;
-      }
-      const TieredStore::Arena arena = store_->ArenaOf(run);
-      DoorClient::ArenaMemory copy;
-      copy.arena_bytes = arena.bytes;
-      copy.fd = OwnedFd(fcntl(arena.fd, F_DUPFD_CLOEXEC, 0));
-      bool copied = copy.fd.valid();
-      if (run.tier == Tier::kGpu) {
-        copy.generations = OwnedFd(fcntl(store_->GenerationsOf(run).fd, F_DUPFD_CLOEXEC, 0));
-        copied = copied && copy.generations.valid();
-      }
-      if (copied) {
-        memory = std::move(copy);
-      } else {
-        memory = absl::ErrnoToStatus(errno, "descriptor of an arena");
-      }
-      return;
-    }
-    memory = absl::NotFoundError(absl::StrCat("lease ", request.lease, " has no page in arena ",
-                                              request.arena, " of epoch ", request.arena_epoch));
-  });
-  return memory;
-}
-
-absl::Status Node::Impl::TakeRegion(const DoorPeer& peer, const DoorRegion& region, int fd) {
-  if (region.kind != static_cast<std::uint8_t>(DoorRegionKind::kMemfd)) {
-    return absl::UnimplementedError(
-        absl::StrCat("region kind ", region.kind, ": this daemon takes memfds only"));
-  }
-  if (fd < 0) return absl::InvalidArgumentError("a region without a descriptor");
-  // The daemon's own user and root could end it anyhow; they may share memory before they touch it.
-  const bool trusted = peer.uid == geteuid() || peer.uid == 0;
-  KVMILL_ASSIGN_OR_RETURN(
-      std::unique_ptr<const SharedRegion> memory,
-      SharedRegion::Map(fd, region.offset_bytes, region.bytes,
-                        trusted ? SharedRegion::Holes::kAllowed : SharedRegion::Holes::kNone));
-  return sessions_->Share(peer.client, region.registration, region.region, std::move(memory));
-}
-
-absl::Status Node::Impl::TakeDeviceRegion(const DoorPeer& peer, const DoorDeviceRegion& region) {
-  if (device_regions_ == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("memory of a GPU: this daemon (device ", device_->info().name, ") has none"));
-  }
-  KVMILL_ASSIGN_OR_RETURN(const std::shared_ptr<const EngineMemory> registered,
-                          sessions_->MemoryOf(peer.client, region.registration));
-  KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<const SharedRegion> memory,
-                          device_regions_->Open(peer, region, *registered));
-  return sessions_->Share(peer.client, region.registration, region.region, std::move(memory));
+void Node::Impl::StartDoor() {
+  door_memory_ = std::make_unique<DoorMemory>(*store_, *sessions_, device_regions_.get(),
+                                              device_->info().name, geteuid());
+  LocalDoor::Handlers handlers;
+  handlers.entered = [this](DoorClientId client) { sessions_->ClientEntered(client); };
+  handlers.left = [this](DoorClientId client) {
+    sessions_->ClientLeft(client);
+    if (data_plane_ != nullptr) data_plane_->CallerLeft(client);
+  };
+  handlers.arena = [this](DoorClientId client, const DoorArenaRequest& request) {
+    return door_memory_->ArenaFor(client, request);
+  };
+  handlers.region = [this](const DoorPeer& peer, const DoorRegion& region, int fd) {
+    return door_memory_->TakeRegion(peer, region, fd);
+  };
+  handlers.device_region = [this](const DoorPeer& peer, const DoorDeviceRegion& region) {
+    return door_memory_->TakeDeviceRegion(peer, region);
+  };
+  door_->Start(std::move(handlers));
 }
 
 absl::Status Node::Impl::StartCluster() {

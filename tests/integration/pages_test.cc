@@ -665,9 +665,10 @@ TEST_F(PagesTest, AKilledClientLeavesNothingBehind) {
     probe->Signal(SIGKILL);
     probe->WaitExit();
     EXPECT_TRUE(WaitForStat([&](const ServerStat& s) { return s.sessions == sessions; }));
-    for (int i = 0; i < 2000 && daemon_->OpenDescriptors() != descriptors; ++i) usleep(5000);
+    // Fewer when the region above was still being closed.
+    for (int i = 0; i < 2000 && daemon_->OpenDescriptors() > descriptors; ++i) usleep(5000);
     EXPECT_TRUE(WaitUnmapped());
-    EXPECT_EQ(daemon_->OpenDescriptors(), descriptors);
+    EXPECT_LE(daemon_->OpenDescriptors(), descriptors);
   }
 }
 
