@@ -75,7 +75,7 @@ absl::Status Stat(const CommonFlags& common) {
   Report report;
   report.Add("up", HumanSeconds(stat.uptime_s), absl::StrCat("boot ", stat.boot_id));
   report.Add("blocks", HumanCount(stat.blocks),
-             absl::StrCat(stat.unwritten_blocks, " of them not yet on disk"));
+             absl::StrCat(stat.unwritten_blocks, " of them not yet handed to the disk tier"));
   report.Add("pages", HumanCount(stat.pages), "in host memory and on the GPU");
   report.Add("sessions", HumanCount(stat.sessions));
   report.Add("leases", HumanCount(stat.leases));
