@@ -1,5 +1,9 @@
 #include "client/client.h"
 
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
 #include <utility>
 
@@ -208,12 +212,29 @@ absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info
   return ns;
 }
 
+namespace {
+
+// What gRPC has open for its pollers a child of fork() has, too, and by using it ends both.
+absl::Status CheckNotForked() {
+  static std::atomic<pid_t> first_user{0};
+  const pid_t self = getpid();
+  pid_t user = 0;
+  if (first_user.compare_exchange_strong(user, self) || user == self) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("process ", self, " is a fork() of process ", user,
+                   ", which has made a client: fork before that, or start processes by exec "
+                   "(Python: spawn)"));
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const Options& options) {
   KVMILL_ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(options.address));
   if (options.timeout <= absl::ZeroDuration() || options.timeout > absl::Hours(24 * 365)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "timeout ", absl::FormatDuration(options.timeout), ": want more than 0, at most a year"));
   }
+  KVMILL_RETURN_IF_ERROR(CheckNotForked());
   return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(address, options)));
 }
 

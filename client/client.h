@@ -20,8 +20,8 @@
 // Connection. Made lazily, in the background, again after it broke (with back-off). A restarted
 // daemon shows in boot_id(); namespaces opened here are registered again by themselves.
 //
-// Fork. The library has threads: in a child process every call answers FAILED_PRECONDITION; make a
-// new Client there.
+// Fork. In a child of a process that made a Client every call, and Create, is FAILED_PRECONDITION:
+// gRPC does not survive it. Fork before the first Client, or start processes by exec.
 //
 // Thread-safe. Any number of calls may run at once.
 //

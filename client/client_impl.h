@@ -81,7 +81,7 @@ class Client::Impl {
   absl::Status CheckProcess() const {
     if (getpid() == pid_) return absl::OkStatus();
     return absl::FailedPreconditionError(
-        "this client was made before fork(): make a new one in the child");
+        "this client was made before fork(): start processes by exec (Python: spawn)");
   }
 
   Deadline DeadlineOf(const CallOptions& call) const {

@@ -34,8 +34,8 @@
  * time.
  *
  * Fork. The library has threads, which a child does not get: there every function on the parent's
- * handles answers FAILED_PRECONDITION, and destroying them lets go of what can be let go of. Make
- * new handles in the child.
+ * handles, and making clients, is FAILED_PRECONDITION; destroying handles lets go of what can be.
+ * Fork before the first client is made, or start processes by exec.
  *
  * Once loaded the library stays: dlclose() does not unload it.
  */

@@ -371,8 +371,11 @@ TEST_F(CacheTest, ForkedChildrenAreRefused) {
   Open("n", SmallSpec());
   const pid_t child = fork();
   if (child == 0) {
-    const absl::StatusCode code = client_->Stat().status().code();
-    _exit(code == absl::StatusCode::kFailedPrecondition ? 0 : 1);
+    const absl::StatusCode old = client_->Stat().status().code();
+    const absl::StatusCode made =
+        Client::Create({.address = absl::StrCat("unix:", socket())}).status().code();
+    const absl::StatusCode want = absl::StatusCode::kFailedPrecondition;
+    _exit(old == want && made == want ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);

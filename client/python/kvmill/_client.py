@@ -92,8 +92,9 @@ class Client(_Base):
         device: The GPU that reads blocks which `map` leaves on the daemon's: "cuda", "cuda:N", or "host", which stands in
             for one in tests. UnavailableError says what is missing.
 
-    Memory that is passed in is used in place and must not change until the call returns. After fork() a child makes a
-    client of its own; the parent's raises FailedPreconditionError there. Errors are subclasses of Error.
+    Memory that is passed in is used in place and must not change until the call returns. In a child of fork() the
+    parent's client raises FailedPreconditionError, and so does making one: start processes by spawn. Errors are subclasses
+    of Error.
     """
 
     def __init__(self, address: str, timeout: float = 10.0, *, path: DataPath = DataPath.AUTO, plaintext: bool = False,

@@ -156,6 +156,10 @@ TEST_F(Lifetimes, AChildOfForkIsToldSoAndTheParentGoesOn) {
     char boot_id[65];
     bad += kvmill_stat(client_, nullptr, queue_, 2) != KVMILL_FAILED_PRECONDITION;
     bad += std::string(kvmill_last_error()).find("fork") == std::string::npos;
+    auto options = Init<kvmill_client_options>();
+    options.address = "127.0.0.1:1";
+    kvmill_client* other = nullptr;
+    bad += kvmill_client_create(&options, &other) != KVMILL_FAILED_PRECONDITION;
     bad += kvmill_queue_next(queue_, -1, &event) != KVMILL_FAILED_PRECONDITION;
     bad += kvmill_queue_drain(queue_, -1) != KVMILL_FAILED_PRECONDITION;
     bad += kvmill_client_boot_id(client_, boot_id, 65) != KVMILL_FAILED_PRECONDITION;

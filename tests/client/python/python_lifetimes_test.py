@@ -179,6 +179,11 @@ class LifetimesTest(Case):
                 self.client.stat()
             except kvmill.FailedPreconditionError as error:
                 said = str(error)
+            try:
+                kvmill.Client(self.daemon.server)
+                said = "a client was made"
+            except kvmill.FailedPreconditionError as error:
+                said += str(error)
             self.client.close()
             os.write(write, said.encode())
             os._exit(0)  # pylint: disable=protected-access
