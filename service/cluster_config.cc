@@ -82,6 +82,11 @@ absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text) {
   }
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(text.substr(kScheme.size()), absl::MaxSplits('/', 1));
+  if (absl::StrContains(text, '@')) {
+    return absl::InvalidArgumentError(
+        "users are not part of an address: want --etcd-user, and --etcd-password-file or "
+        "KVMILL_ETCD_PASSWORD");
+  }
   for (const absl::string_view server : absl::StrSplit(parts.first, ',')) {
     KVMILL_ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(server));
     if (parsed.port == 0) {

@@ -212,6 +212,14 @@ const std::vector<Option>& Options() {
 
 std::string KeyOf(absl::string_view name) { return absl::StrReplaceAll(name, {{"-", "_"}}); }
 
+// Messages end up in logs: what somebody put before the @ of an address is not repeated.
+std::string WithoutPassword(absl::string_view value) {
+  const std::size_t begin = value.find("://");
+  const std::size_t end = value.rfind('@');
+  if (begin == value.npos || end == value.npos || end < begin) return std::string(value);
+  return absl::StrCat(value.substr(0, begin + 3), "...", value.substr(end));
+}
+
 }  // namespace
 
 const std::vector<OptionInfo>& ConfigOptions() {
@@ -232,7 +240,8 @@ absl::Status SetOption(absl::string_view name, absl::string_view value, Config* 
     if (option.info.name != name) continue;
     const absl::Status status = option.set(value, config);
     if (status.ok()) return status;
-    return absl::Status(status.code(), absl::StrCat(name, " \"", value, "\": ", status.message()));
+    return absl::Status(
+        status.code(), absl::StrCat(name, " \"", WithoutPassword(value), "\": ", status.message()));
   }
   return absl::InvalidArgumentError(absl::StrCat("unknown option \"", name, "\""));
 }

@@ -246,6 +246,7 @@ TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
       {{{"cluster", "etcd://h:0"}}, "server \"h:0\": want a port"},
       {{{"cluster", "etcd://::1:2"}}, "cluster \"etcd://::1:2\": "},
       {{{"cluster", "etcd://h:1/a//b"}}, "part of the prefix \"\""},
+      {{{"cluster", "etcd://u:secret@h:1"}}, "cluster \"etcd://...@h:1\": users are not part"},
       {{{"listen", ""}}, "needs --listen HOST:PORT"},
       {{{"listen", "0.0.0.0:7600"}}, "--listen 0.0.0.0:7600: peers cannot reach a wildcard"},
       {{{"listen", "[::]:7600"}}, "say --advertise HOST:PORT"},
