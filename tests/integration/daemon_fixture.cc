@@ -156,6 +156,18 @@ NamespaceSpec DaemonTest::SmallSpec() {
   return spec;
 }
 
+NamespaceSpec DaemonTest::TwoGroups(const std::string& salt) {
+  NamespaceSpec spec = SmallSpec();
+  spec.salt = salt;
+  LayerGroup window = spec.groups[0];
+  window.layers = {2};
+  window.attention = AttentionKind::kWindow;
+  window.window_tokens = 128;
+  window.kv_heads = 1;
+  spec.groups.push_back(window);
+  return spec;
+}
+
 EngineGeometry DaemonTest::SmallGeometry() {
   EngineGeometry geometry;
   geometry.regions = {{0x10000, 1 << 20}};

@@ -76,6 +76,8 @@ class DaemonTest : public ::testing::Test {
  protected:
   // 2 layers of full attention, 2 heads, D 64, blocks of 64 tokens, k4v2.
   static NamespaceSpec SmallSpec();
+  // SmallSpec, and a group of one layer with one head and a window of two blocks.
+  static NamespaceSpec TwoGroups(const std::string& salt);
   // Memory of an engine with pages for one block of it, from 0x10000 on, never looked at.
   static EngineGeometry SmallGeometry();
 

@@ -102,18 +102,6 @@ class HostileRequestsTest : public UcxDaemonTest, public ::testing::WithParamInt
                                             "tier_blocks{tier=\"disk\"}",
                                             "tier_used_bytes{tier=\"host\"}"};
 
-  static NamespaceSpec TwoGroups(const std::string& salt) {
-    NamespaceSpec spec = SmallSpec();
-    spec.salt = salt;
-    LayerGroup window = spec.groups[0];
-    window.layers = {2};
-    window.attention = AttentionKind::kWindow;
-    window.window_tokens = 128;
-    window.kv_heads = 1;
-    spec.groups.push_back(window);
-    return spec;
-  }
-
   std::map<std::string, double> Gauges() const {
     std::map<std::string, double> gauges;
     for (const char* gauge : kGauges) gauges[gauge] = Metric(gauge);

@@ -92,18 +92,6 @@ class Once {
 
 class LyingDaemonTest : public UcxDaemonTest {
  protected:
-  static NamespaceSpec TwoGroups(const std::string& salt) {
-    NamespaceSpec spec = SmallSpec();
-    spec.salt = salt;
-    LayerGroup window = spec.groups[0];
-    window.layers = {2};
-    window.attention = AttentionKind::kWindow;
-    window.window_tokens = 128;
-    window.kv_heads = 1;
-    spec.groups.push_back(window);
-    return spec;
-  }
-
   void Prepare() {
     StartUcx({"--host-bytes", "64MiB", "--session-grace", "1s"});
     kept_ = Open("kept", TwoGroups("kept"));
