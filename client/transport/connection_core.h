@@ -159,6 +159,7 @@ class ConnectionCore final : public PeerConnection,
   // Segments.
   void Check(const ExchangePtr& exchange);
   void Queue(const ExchangePtr& exchange);
+  void Unqueue(const ExchangePtr& exchange);
   void Pump();
   void SendSegment(const ExchangePtr& exchange, SegmentHeader header,
                    absl::Span<const std::byte> head, std::vector<WirePiece>* pieces);

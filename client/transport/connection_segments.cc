@@ -33,24 +33,35 @@ void ConnectionCore::Queue(const ExchangePtr& exchange) {
   queue_.push_back(exchange);
 }
 
+// Of the one in front.
+void ConnectionCore::Unqueue(const ExchangePtr& exchange) {
+  exchange->out.queued = false;
+  queue_.pop_front();
+}
+
 // Hands segments to the network as far as the window goes; messages take turns.
 void ConnectionCore::Pump() {
   if (pumping_) return;  // A segment completed at once, below.
   pumping_ = true;
   while (state_ == State::kOpen && !queue_.empty() &&
          segments_in_flight_ < settings_.limits.segments_in_flight_max) {
-    const ExchangePtr exchange = std::move(queue_.front());
-    queue_.pop_front();
+    const ExchangePtr exchange = queue_.front();
     OutgoingMessage& out = exchange->out;
-    out.queued = false;
-    if (!out.stopped) {
+    if (out.stopped) {
+      Unqueue(exchange);
+    } else {
       pieces_.clear();
       const SegmentHeader header =
           out.Cut(sealing_ == nullptr ? segment_bytes_max_
                                       : std::min(segment_bytes_max_, kSealedSegmentBytesMax),
                   &pieces_);
       const bool first = header.offset == 0;
-      if (!out.all_cut()) Queue(exchange);
+      if (out.all_cut()) {
+        Unqueue(exchange);
+      } else if (queue_.size() > 1) {  // A queue that turns allocates: not for one alone.
+        Unqueue(exchange);
+        Queue(exchange);
+      }
       SendSegment(exchange, header,
                   first ? absl::MakeConstSpan(out.head()) : absl::Span<const std::byte>(),
                   &pieces_);

@@ -95,6 +95,7 @@ UcxWire::Pending* UcxWire::Take(WireOperation* operation, absl::Span<const WireP
   pending->operation = operation;
   pending->list.clear();
   if (pieces.size() > 1) {
+    pending->list.reserve(pieces.size());
     for (const WirePiece& piece : pieces) {
       pending->list.push_back({.buffer = piece.data, .length = piece.bytes});
     }
