@@ -69,13 +69,19 @@ TEST_P(AllocationTest, LongPayloadsCostNoMoreThanShortOnes) {
     pair.ExpectIdle();
     return allocations.load() - before;
   };
-  pull(256);  // Buffers that are reused grow to their sizes.
-  pull(256);
-  const std::uint64_t of_short = pull(4);
-  const std::uint64_t of_long = pull(256);
+  // What is reused is made when it is first needed, and that is up to the loops' turns: while the
+  // receiver is slow the sender fills its window of segments, otherwise one may do. This happens a
+  // few times at most, an allocation for each page or segment every time: the least of several.
+  const auto least = [&](std::size_t count) {
+    std::uint64_t allocated = pull(count);
+    for (int i = 1; i < 8; ++i) allocated = std::min(allocated, pull(count));
+    return allocated;
+  };
+  const std::uint64_t of_short = least(4);
+  const std::uint64_t of_long = least(256);
   EXPECT_TRUE(place == pool);
-  EXPECT_LE(of_long, of_short + 20) << "252 pages more";
-  EXPECT_LE(of_short, 80u);
+  EXPECT_LE(of_long, of_short + 10) << "252 pages more";
+  EXPECT_LE(of_short, 40u);
 }
 
 }  // namespace
