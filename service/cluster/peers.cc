@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_set.h"
+#include "storage/core/checksum.h"
+
 namespace kvmill {
 
 namespace {
@@ -30,6 +33,28 @@ bool ValidAnswer(const std::vector<RunQuery>& queries, const std::vector<RunAnsw
     }
   }
   return true;
+}
+
+bool ValidRuns(const std::vector<std::uint64_t>& anchor_hashes, const std::vector<HeldRun>& runs) {
+  absl::flat_hash_set<std::uint64_t> asked(anchor_hashes.begin(), anchor_hashes.end());
+  return std::all_of(runs.begin(), runs.end(), [&](const HeldRun& run) {
+    if (asked.erase(run.anchor_hash) == 0 || run.anchor.empty()) return false;
+    if (run.keys.empty() || run.keys.size() > kRunBlocks) return false;
+    absl::flat_hash_set<absl::string_view> keys;
+    for (const BlockKey& key : run.keys) keys.insert(key.view());
+    if (keys.size() != run.keys.size() || keys.contains("")) return false;
+    return AnchorHash(run.fingerprint, run.anchor) == run.anchor_hash;
+  });
+}
+
+std::uint64_t DigestWord(const Announcement& announcement) {
+  if (announcement.count == 0) return 0;
+  std::array<std::byte, sizeof(std::uint64_t) + 1> bytes;
+  for (std::size_t i = 0; i < sizeof(std::uint64_t); ++i) {
+    bytes[i] = static_cast<std::byte>(announcement.anchor_hash >> (8 * i));
+  }
+  bytes.back() = static_cast<std::byte>(announcement.count);
+  return Checksum(absl::MakeConstSpan(bytes));
 }
 
 }  // namespace kvmill

@@ -13,6 +13,7 @@
 #ifndef KVMILL_SERVICE_CLUSTER_PEERS_H_
 #define KVMILL_SERVICE_CLUSTER_PEERS_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -67,6 +68,34 @@ struct Announcement {
   friend bool operator==(const Announcement&, const Announcement&) = default;
 };
 
+inline constexpr std::size_t kListRunsMax = 64;  // Of one ListRuns.
+
+// What a node has of one run, for somebody who wants to copy it.
+struct HeldRun {
+  std::uint64_t anchor_hash = 0;
+  Fingerprint fingerprint{};
+  BlockKey anchor;
+  std::vector<BlockKey>
+      keys;                 // Of the blocks that it has, in the order of the run: up to kRunBlocks.
+  std::uint64_t bytes = 0;  // All of them together, as they travel.
+};
+
+// Whether it can be the answer to ListRuns of these hashes: runs that were asked for, each once,
+// with keys that can be, the anchor where its hash says.
+bool ValidRuns(const std::vector<std::uint64_t>& anchor_hashes, const std::vector<HeldRun>& runs);
+
+// Digests of what a holder told a home, one for each range of anchor hashes (their highest bits,
+// thus for a range of shards): two nodes that have the same digest believe the same. An empty range
+// is 0, and what comes and goes is a xor. docs/formats.md ("Placement"): nodes compute the same.
+inline constexpr int kDigestBits = 6;
+inline constexpr std::size_t kDigests = std::size_t{1} << kDigestBits;
+using Digests = std::array<std::uint64_t, kDigests>;
+constexpr std::size_t DigestOf(std::uint64_t anchor_hash) {
+  return static_cast<std::size_t>(anchor_hash >> (64 - kDigestBits));
+}
+// What one announcement adds to, or takes from, its digest; 0 for a count of 0.
+std::uint64_t DigestWord(const Announcement& announcement);
+
 class Peers {
  public:
   using CallId = std::uint64_t;  // Never 0, never used again.
@@ -91,6 +120,23 @@ class Peers {
   // Tells a home what this node holds: up to kAnnouncementsMax.
   virtual CallId Announce(const Member& member, std::vector<Announcement> announcements,
                           std::int64_t deadline_nanos, std::function<void(absl::Status)> done) = 0;
+
+  // What the peer has of up to kListRunsMax anchors, known by their hashes; those of which it has
+  // nothing are left out.
+  virtual CallId ListRuns(const Member& member, std::vector<std::uint64_t> anchor_hashes,
+                          std::int64_t deadline_nanos, Done<std::vector<HeldRun>> done) = 0;
+
+  // Asks a home to see to it that these runs live on without this node, which leaves: up to
+  // kAnnouncementsMax. The answer comes at once and has one number a run: how many of its first
+  // blocks the home has, or knows another node to have that stays. It copies those that it lacks
+  // from here, and is asked again until it has them.
+  virtual CallId HandOver(const Member& member, std::vector<Announcement> announcements,
+                          std::int64_t deadline_nanos, Done<std::vector<std::uint8_t>> done) = 0;
+
+  // Which of the digests, as bits, are not what the home knows of this node. The home has forgotten
+  // all that it knew of this node in those ranges.
+  virtual CallId Compare(const Member& member, const Digests& digests, std::int64_t deadline_nanos,
+                         Done<std::uint64_t> done) = 0;
 
   virtual void Cancel(CallId call) = 0;
 };

@@ -56,6 +56,7 @@ class ScriptedPeers : public Peers {
     std::map<std::uint64_t, std::vector<Pointer>> knows;  // By anchor hash.
     std::size_t answers_too_many = 0;
     std::set<std::string> corrupt;  // Keys of which it has other bytes.
+    std::uint64_t differs = 0;      // What it answers to Compare.
   };
   explicit ScriptedPeers(Loop& loop) : loop_(loop) {}
 
@@ -103,6 +104,26 @@ class ScriptedPeers : public Peers {
         },
         done);
   }
+  CallId ListRuns(const Member& member, std::vector<std::uint64_t>, std::int64_t deadline,
+                  Done<std::vector<HeldRun>> done) override {
+    return Answer(
+        scripts[member.id], deadline, [done] { done(std::vector<HeldRun>()); },
+        [done](const absl::Status& status) { done(status); });
+  }
+  CallId HandOver(const Member& member, std::vector<Announcement> announcements,
+                  std::int64_t deadline, Done<std::vector<std::uint8_t>> done) override {
+    return Answer(
+        scripts[member.id], deadline,
+        [n = announcements.size(), done] { done(std::vector<std::uint8_t>(n, 0)); },
+        [done](const absl::Status& status) { done(status); });
+  }
+  CallId Compare(const Member& member, const Digests& digests, std::int64_t deadline,
+                 Done<std::uint64_t> done) override {
+    compared[member.id].push_back(digests);
+    return Answer(
+        scripts[member.id], deadline, [bits = scripts[member.id].differs, done] { done(bits); },
+        [done](const absl::Status& status) { done(status); });
+  }
   void Cancel(CallId call) override {
     loop_.Cancel(call);
     open -= call != 0;
@@ -111,6 +132,7 @@ class ScriptedPeers : public Peers {
   std::map<std::string, Script> scripts;
   std::vector<std::string> asked;
   std::map<std::string, std::vector<std::vector<Announcement>>> announced;
+  std::map<std::string, std::vector<Digests>> compared;
   int open = 0;
 
  private:

@@ -113,7 +113,7 @@ FetchSimNode::Process::Process(FetchSimNode* node, const Member& self)
               .copies = static_cast<std::size_t>(node->world_.events.Uniform(0, 2)),
               .local =
                   [node](const Fingerprint& fingerprint, const RunQuery& query) {
-                    return node->OnLocate(fingerprint, {query})[0];
+                    return node->OnLocate(node->member_, fingerprint, {query})[0];
                   }}),
       fetch(loop, peers, health),
       keeper({.shard_bits = kShardBitsOfSim,
@@ -223,7 +223,7 @@ void FetchSimNode::EvictOne(std::size_t prompt, std::size_t run) {
   if (world_.fault != FetchFault::kNeverWithdraws) Announce(prompt, run);
 }
 
-std::vector<RunAnswer> FetchSimNode::OnLocate(const Fingerprint& fingerprint,
+std::vector<RunAnswer> FetchSimNode::OnLocate(const Member&, const Fingerprint& fingerprint,
                                               const std::vector<RunQuery>& queries) {
   std::vector<RunAnswer> answers;
   for (const RunQuery& query : queries) {
@@ -245,19 +245,41 @@ std::vector<SimPeerService::Block> FetchSimNode::OnPull(const Fingerprint&,
   return blocks;
 }
 
-void FetchSimNode::OnAnnounce(const std::string& from_id, const std::string& from_incarnation,
-                              const std::vector<Announcement>& announcements) {
+void FetchSimNode::OnAnnounce(const Member& from, const std::vector<Announcement>& announcements) {
   if (world_.events.tracing()) {
     for (const Announcement& said : announcements) {
-      world_.events.Trace(absl::StrCat(member_.id, " hears from ", from_incarnation, ": ",
+      world_.events.Trace(absl::StrCat(member_.id, " hears from ", from.incarnation, ": ",
                                        absl::Hex(said.anchor_hash), " ", said.count));
     }
   }
-  Member from;
-  from.id = from_id;
-  from.incarnation = from_incarnation;
   process_->pointers.Announced(from, announcements);
 }
+
+std::vector<HeldRun> FetchSimNode::OnListRuns(const std::vector<std::uint64_t>& anchor_hashes) {
+  std::vector<HeldRun> runs;
+  for (const auto& [prompt, blocks] : store_) {
+    for (std::size_t first = 0; first < blocks.size(); first += kRunBlocks) {
+      HeldRun run;
+      run.anchor = SimKey(prompt, first);
+      run.anchor_hash = AnchorHash(kFingerprint, run.anchor);
+      if (std::count(anchor_hashes.begin(), anchor_hashes.end(), run.anchor_hash) == 0) continue;
+      for (std::size_t i = first; i < std::min(blocks.size(), first + kRunBlocks); ++i) {
+        if (!blocks[i].empty()) run.keys.push_back(SimKey(prompt, i));
+      }
+      run.bytes = run.keys.size() * kSimBlockBytes;
+      if (!run.keys.empty()) runs.push_back(std::move(run));
+    }
+  }
+  return runs;
+}
+
+std::vector<std::uint8_t> FetchSimNode::OnHandOver(const Member&,
+                                                   const std::vector<Announcement>& announcements) {
+  std::vector<std::uint8_t> counts(announcements.size(), 0);
+  return counts;
+}
+
+std::uint64_t FetchSimNode::OnCompare(const Member&, const Digests&) { return 0; }
 
 absl::Status FetchSimNode::Keep(const Fingerprint&, const BlockKey& key, const Block& block) {
   if (ChecksumOf(block.bytes) != block.checksum && world_.fault != FetchFault::kTrustsBytes) {

@@ -31,6 +31,7 @@ std::string SimBytes(const BlockKey& key);
 std::vector<BlockKey> SimKeys(std::size_t prompt, std::size_t count);
 
 inline constexpr std::int64_t kSimPointerLife = 20 * kSimSecond;
+inline constexpr std::uint64_t kSimBlockBytes = 1 << 20;  // As far as rates are concerned.
 inline constexpr std::int64_t kSimLeaseSeconds = 4;
 inline constexpr std::int64_t kSimGraceSeconds = 8;
 
@@ -85,12 +86,15 @@ class FetchSimNode : public SimPeerService {
   std::string Check(bool at_rest) const;
 
   // Peers call.
-  std::vector<RunAnswer> OnLocate(const Fingerprint& fingerprint,
+  std::vector<RunAnswer> OnLocate(const Member& from, const Fingerprint& fingerprint,
                                   const std::vector<RunQuery>& queries) override;
   std::vector<Block> OnPull(const Fingerprint& fingerprint,
                             const std::vector<BlockKey>& keys) override;
-  void OnAnnounce(const std::string& from_id, const std::string& from_incarnation,
-                  const std::vector<Announcement>& announcements) override;
+  void OnAnnounce(const Member& from, const std::vector<Announcement>& announcements) override;
+  std::vector<HeldRun> OnListRuns(const std::vector<std::uint64_t>& anchor_hashes) override;
+  std::vector<std::uint8_t> OnHandOver(const Member& from,
+                                       const std::vector<Announcement>& announcements) override;
+  std::uint64_t OnCompare(const Member& from, const Digests& digests) override;
   absl::Status Keep(const Fingerprint& fingerprint, const BlockKey& key,
                     const Block& block) override;
 

@@ -61,6 +61,14 @@ void SimPeers::End(CallId id, const std::function<void()>& run) {
   run();
 }
 
+Member SimPeers::self() const {
+  Member member;
+  member.id = hosts_[machine_].id;
+  member.incarnation = hosts_[machine_].incarnation;
+  member.address = SimHosts::AddressOf(machine_);
+  return member;
+}
+
 void SimPeers::Cancel(CallId id) {
   End(id, [] {});
 }
@@ -69,21 +77,22 @@ Peers::CallId SimPeers::Locate(const Member& member, const Fingerprint& fingerpr
                                std::vector<RunQuery> queries, std::int64_t deadline_nanos,
                                Done<std::vector<RunAnswer>> done) {
   KVMILL_CHECK(!queries.empty() && queries.size() <= kQueryRunsMax);
-  return Start(
-      member, deadline_nanos, done,
-      [events = &events_, fingerprint, queries = std::move(queries), done](SimHosts::Host& host) {
-        std::vector<RunAnswer> answers = host.service->OnLocate(fingerprint, queries);
-        if (events->Chance(host.lies)) {
-          RunAnswer& answer = answers[static_cast<std::size_t>(
-              events->Uniform(0, static_cast<std::int64_t>(answers.size()) - 1))];
-          answer.present ^= std::uint32_t{1} << events->Uniform(0, 31);
-          for (Pointer& pointer : answer.pointers) {
-            pointer.count ^= static_cast<std::uint8_t>(1 << events->Uniform(0, 7));
-          }
-          if (events->Chance(0.2)) answers.pop_back();
-        }
-        return [done, answers] { done(answers); };
-      });
+  return Start(member, deadline_nanos, done,
+               [events = &events_, self = self(), fingerprint, queries = std::move(queries),
+                done](SimHosts::Host& host) {
+                 std::vector<RunAnswer> answers =
+                     host.service->OnLocate(self, fingerprint, queries);
+                 if (events->Chance(host.lies)) {
+                   RunAnswer& answer = answers[static_cast<std::size_t>(
+                       events->Uniform(0, static_cast<std::int64_t>(answers.size()) - 1))];
+                   answer.present ^= std::uint32_t{1} << events->Uniform(0, 31);
+                   for (Pointer& pointer : answer.pointers) {
+                     pointer.count ^= static_cast<std::uint8_t>(1 << events->Uniform(0, 7));
+                   }
+                   if (events->Chance(0.2)) answers.pop_back();
+                 }
+                 return [done, answers] { done(answers); };
+               });
 }
 
 Peers::CallId SimPeers::Pull(const Member& member, const Fingerprint& fingerprint,
@@ -115,13 +124,61 @@ Peers::CallId SimPeers::Announce(const Member& member, std::vector<Announcement>
                                  std::int64_t deadline_nanos,
                                  std::function<void(absl::Status)> done) {
   KVMILL_CHECK(announcements.size() <= kAnnouncementsMax);
-  const SimHosts::Host& self = hosts_[machine_];
+  return Start(
+      member, deadline_nanos, done,
+      [self = self(), announcements = std::move(announcements), done](SimHosts::Host& host) {
+        host.service->OnAnnounce(self, announcements);
+        return [done] { done(absl::OkStatus()); };
+      });
+}
+
+Peers::CallId SimPeers::ListRuns(const Member& member, std::vector<std::uint64_t> anchor_hashes,
+                                 std::int64_t deadline_nanos, Done<std::vector<HeldRun>> done) {
+  KVMILL_CHECK(!anchor_hashes.empty() && anchor_hashes.size() <= kListRunsMax);
+  return Start(
+      member, deadline_nanos, done,
+      [events = &events_, anchor_hashes = std::move(anchor_hashes), done](SimHosts::Host& host) {
+        std::vector<HeldRun> runs = host.service->OnListRuns(anchor_hashes);
+        if (!runs.empty() && events->Chance(host.lies)) {
+          HeldRun& run = runs[static_cast<std::size_t>(
+              events->Uniform(0, static_cast<std::int64_t>(runs.size()) - 1))];
+          switch (events->Uniform(0, 3)) {
+            case 0:
+              run.anchor_hash ^= std::uint64_t{1} << events->Uniform(0, 63);
+              break;
+            case 1:
+              run.bytes = 0;
+              break;
+            case 2:
+              run.keys.push_back(run.keys[0]);
+              break;
+            default:
+              run.keys[0] = *BlockKey::FromBytes(absl::StrCat(run.keys[0].view(), "?"));
+          }
+        }
+        return [done, runs] { done(runs); };
+      });
+}
+
+Peers::CallId SimPeers::HandOver(const Member& member, std::vector<Announcement> announcements,
+                                 std::int64_t deadline_nanos,
+                                 Done<std::vector<std::uint8_t>> done) {
+  KVMILL_CHECK(!announcements.empty() && announcements.size() <= kAnnouncementsMax);
   return Start(member, deadline_nanos, done,
-               [id = self.id, incarnation = self.incarnation,
-                announcements = std::move(announcements), done](SimHosts::Host& host) {
-                 host.service->OnAnnounce(id, incarnation, announcements);
-                 return [done] { done(absl::OkStatus()); };
+               [events = &events_, self = self(), announcements = std::move(announcements),
+                done](SimHosts::Host& host) {
+                 std::vector<std::uint8_t> counts = host.service->OnHandOver(self, announcements);
+                 if (events->Chance(host.lies)) counts.pop_back();
+                 return [done, counts] { done(counts); };
                });
+}
+
+Peers::CallId SimPeers::Compare(const Member& member, const Digests& digests,
+                                std::int64_t deadline_nanos, Done<std::uint64_t> done) {
+  return Start(member, deadline_nanos, done, [self = self(), digests, done](SimHosts::Host& host) {
+    const std::uint64_t differ = host.service->OnCompare(self, digests);
+    return [done, differ] { done(differ); };
+  });
 }
 
 }  // namespace kvmill

@@ -27,12 +27,16 @@ class SimPeerService {
   };
 
   virtual ~SimPeerService() = default;
-  virtual std::vector<RunAnswer> OnLocate(const Fingerprint& fingerprint,
+  virtual std::vector<RunAnswer> OnLocate(const Member& from, const Fingerprint& fingerprint,
                                           const std::vector<RunQuery>& queries) = 0;
   virtual std::vector<Block> OnPull(const Fingerprint& fingerprint,
                                     const std::vector<BlockKey>& keys) = 0;
-  virtual void OnAnnounce(const std::string& from_id, const std::string& from_incarnation,
-                          const std::vector<Announcement>& announcements) = 0;
+  // `from`: id, incarnation and address alone.
+  virtual void OnAnnounce(const Member& from, const std::vector<Announcement>& announcements) = 0;
+  virtual std::vector<HeldRun> OnListRuns(const std::vector<std::uint64_t>& anchor_hashes) = 0;
+  virtual std::vector<std::uint8_t> OnHandOver(const Member& from,
+                                               const std::vector<Announcement>& announcements) = 0;
+  virtual std::uint64_t OnCompare(const Member& from, const Digests& digests) = 0;
   // Blocks that a Pull of this process brought. OK when it is what `key` stands for, and kept.
   virtual absl::Status Keep(const Fingerprint& fingerprint, const BlockKey& key,
                             const Block& block) = 0;
@@ -70,6 +74,12 @@ class SimPeers : public Peers {
               std::int64_t deadline_nanos, Done<std::vector<absl::Status>> done) override;
   CallId Announce(const Member& member, std::vector<Announcement> announcements,
                   std::int64_t deadline_nanos, std::function<void(absl::Status)> done) override;
+  CallId ListRuns(const Member& member, std::vector<std::uint64_t> anchor_hashes,
+                  std::int64_t deadline_nanos, Done<std::vector<HeldRun>> done) override;
+  CallId HandOver(const Member& member, std::vector<Announcement> announcements,
+                  std::int64_t deadline_nanos, Done<std::vector<std::uint8_t>> done) override;
+  CallId Compare(const Member& member, const Digests& digests, std::int64_t deadline_nanos,
+                 Done<std::uint64_t> done) override;
   void Cancel(CallId call) override;
 
   std::size_t open() const { return calls_.size(); }
@@ -89,6 +99,8 @@ class SimPeers : public Peers {
                std::function<std::function<void()>(SimHosts::Host&)> serve);
   void End(CallId id, const std::function<void()>& run);
   Loop& loop() { return *hosts_[machine_].loop; }
+  // This process, as those whom it calls know it.
+  Member self() const;
 
   SimEvents& events_;
   SimNetwork& network_;
