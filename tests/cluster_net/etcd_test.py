@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""What becomes of a cluster when its etcd is killed, stopped, emptied, restored or compacted, forgets everybody, or is three
+servers (ctest `cluster_net_etcd_test`).
+
+etcd_test.py BIN_DIR PROBE_DIR ETCD ETCDCTL [SCENARIO...]
+"""
+import os
+import shutil
+import sys
+import time
+
+from cluster_net import GRACE, LEASE, LONG, Cluster, Etcd, Net, Node, check, run, until
+
+STALE = LEASE + 4  # Within which everybody says that it may be wrong.
+BACK = LEASE + 8   # And agrees again.
+
+
+def etcd_dies_and_stops(programs, folder):
+    """kill -9 and restart on its data; SIGSTOP, for less and for more than a lease."""
+    cluster = Cluster(programs, folder)
+    etcd = cluster.etcd
+    try:
+        cluster.start_loads()
+        for _ in range(3 if LONG else 1):
+            etcd.kill()
+            cluster.expect_members("abc", STALE, stale=True)
+            cluster.expect_loads_well("abc", "while etcd was dead")
+            etcd.start()
+            restarted = cluster.expect_members("abc", BACK)
+            # A blink: nobody was to say anything about it.
+            version = cluster["a"].status()["version"]
+            etcd.stop()
+            time.sleep(LEASE / 4)
+            etcd.resume()
+            cluster.expect_members("abc", 2)
+            check(cluster["a"].status()["version"] == version, "a short stop of etcd changed the members")
+            etcd.stop()
+            cluster.expect_members("abc", STALE, stale=True)
+            time.sleep(LEASE)
+            cluster.expect_members("abc", 1, stale=True)
+            cluster.expect_loads_well("abc", "while etcd was stopped")
+            # One that starts now serves its engine at once, and joins when etcd answers.
+            c = cluster["c"]
+            cluster.loads["c"].kill()
+            c.restart()
+            check(c.status()["registration"] == "joining", f"without etcd: {c.status()}")
+            check(c.once("fill", "alone", 0, 3)["stored"] > 0, "nothing was stored")
+            etcd.resume()
+            resumed = cluster.expect_members("abc", BACK)
+            cluster.loads.pop("c")
+            cluster.start_load("c")
+        cluster.expect_no_crash()
+        return f"agreed {restarted:.1f} s after its restart, {resumed:.1f} s after SIGCONT"
+    finally:
+        cluster.close()
+
+
+def etcd_with_another_history(programs, folder):
+    """Empty under another cluster id and under the same, and from a backup."""
+    cluster = Cluster(programs, folder)
+    etcd = cluster.etcd
+    try:
+        cluster.start_loads()
+        etcd.start_empty()
+        emptied = cluster.expect_members("abc", BACK)
+        etcd.start_empty(same_id=True)
+        cluster.expect_members("abc", BACK)
+        # Its backup knows an incarnation of b that is no more.
+        etcd.kill()
+        shutil.copytree(etcd.data(), etcd.data() + "-backup")
+        etcd.start()
+        cluster.loads["b"].kill()
+        cluster["b"].restart()
+        cluster.expect_members("abc", BACK)
+        for n in range(50):
+            etcd.control("put", f"/other/{n}", "x")
+        later = etcd.revision()
+        etcd.kill()
+        shutil.rmtree(etcd.data())
+        os.rename(etcd.data() + "-backup", etcd.data())
+        etcd.start()
+        check(etcd.revision() < later, "the backup is not older")
+        restored = cluster.expect_members("abc", BACK)
+        cluster.expect_loads_well("ac", "while etcd changed its history")
+        cluster.expect_no_crash()
+        return f"agreed {emptied:.1f} s after etcd was empty, {restored:.1f} s after a backup"
+    finally:
+        cluster.close()
+
+
+def compacted_while_away(programs, folder):
+    """A watch cannot go on where it ended: what changed meanwhile is compacted."""
+    cluster = Cluster(programs, folder)
+    etcd, net, c = cluster.etcd, cluster.net, cluster["c"]
+    try:
+        net.link(etcd.host, c.host, up=False)
+        before = cluster["b"].ready["boot_id"]
+        cluster.expect_members("ab", LEASE + 3)
+        cluster["b"].restart()
+        cluster.expect_members("ab", BACK)
+        until(STALE, lambda: c.status()["stale"], "c knows that it hears nothing")
+        check(c.members()["b"] == before, "c has heard of the restart")
+        for n in range(20):
+            etcd.control("put", f"/kvmill/other/{n}", "x")
+        etcd.control("compact", str(etcd.revision()))
+        net.link(etcd.host, c.host)
+        healed = cluster.expect_members("abc", BACK)
+        cluster.expect_no_crash()
+        return f"agreed after {healed:.1f} s"
+    finally:
+        cluster.close()
+
+
+def everybody_at_once(programs, folder):
+    """Leases that end together: revoked, of processes that all stopped, of most of them."""
+    cluster = Cluster(programs, folder)
+    etcd, a = cluster.etcd, cluster["a"]
+    try:
+        cluster.start_loads()
+        # Nobody died. Who asks meanwhile still sees everybody.
+        leases = [line for line in etcd.control("lease", "list").splitlines() if line and not line.startswith("found")]
+        check(len(leases) == 3, f"leases: {leases}")
+        for lease in leases:
+            etcd.control("lease", "revoke", lease)
+        end = time.monotonic() + LEASE + 1
+        while time.monotonic() < end:
+            check(set(a.members()) == set("abc"), f"a knows {a.status()}")
+            time.sleep(0.1)
+        cluster.expect_members("abc", BACK)
+        cluster.expect_loads_well("abc", "while all leases were revoked")
+
+        # All stop, etcd forgets all, all go on.
+        for node in cluster.nodes.values():
+            node.stop()
+        until(LEASE + 3, lambda: "members/" not in etcd.control("get", "--prefix", "--keys-only", "/kvmill/"), "etcd forgot all")
+        for node in cluster.nodes.values():
+            node.resume()
+        together = cluster.expect_members("abc", BACK)
+
+        # Two of three stop: more than a third. They are believed in for the grace, then not.
+        cluster.forget_loads("a")
+        for name in "bc":
+            cluster[name].stop()
+        until(LEASE + 3, lambda: a.status()["keeping"], "a keeps those that vanished together")
+        check(set(a.members()) == set("abc"), f"a knows {a.status()}")
+        kept = cluster.expect_members("a", GRACE + LEASE)
+        cluster.expect_loads_well("a", "alone")
+        for name in "bc":
+            cluster[name].resume()
+        cluster.expect_members("abc", BACK)
+        cluster.expect_no_crash()
+        return f"all agreed {together:.1f} s after all had stopped; two of three were kept {kept:.1f} s"
+    finally:
+        cluster.close()
+
+
+def three_servers(programs, folder):
+    """One of three dies or is cut off: nobody notices. Two: everybody says so, and it heals."""
+    cluster = Cluster(programs, folder, etcds=3)
+    try:
+        cluster.start_loads()
+        net = cluster.net
+        for fault, heal in ((Etcd.kill, Etcd.start), (Etcd.stop, Etcd.resume),
+                            (lambda etcd: net.links_of(etcd.host, up=False), lambda etcd: net.links_of(etcd.host))):
+            leader = next(etcd for etcd in cluster.etcds if etcd.leads())
+            fault(leader)
+            end = time.monotonic() + LEASE + 1
+            while time.monotonic() < end:
+                check(set(cluster["a"].members()) == set("abc"), f"a knows {cluster['a'].status()}")
+                time.sleep(0.1)
+            cluster.expect_members("abc", 3)
+            heal(leader)
+            leader.wait()
+        others = [etcd for etcd in cluster.etcds if etcd is not leader]
+        # No majority.
+        for etcd in others:
+            etcd.kill()
+        cluster.expect_members("abc", STALE + 3, stale=True)
+        cluster.expect_loads_well("abc", "without a majority of etcd")
+        for etcd in others:
+            etcd.start(wait=False)
+        healed = cluster.expect_members("abc", BACK + 5)
+        cluster.expect_no_crash()
+        return f"agreed {healed:.1f} s after there was a majority again"
+    finally:
+        cluster.close()
+
+
+def ipv6_only(programs, folder):
+    """Between hosts, and all on the loopback of one."""
+    cluster = Cluster(programs, folder, "ab", ipv6=True)
+    try:
+        check(all("[" in node.ready["listen"] for node in cluster.nodes.values()), "they listen on IPv6")
+        cluster["b"].once("fill", "v6", 0, 3, server=cluster["a"].ready["listen"])
+        found = cluster["b"].once("check", "v6", 0, 3, server=cluster["a"].ready["listen"])
+        check(found["misses"] == 0, f"over IPv6: {found}")
+    finally:
+        cluster.close()
+    net = Net(programs, 1)
+    etcd = Etcd(programs, net, 1, folder, address="::1")
+    nodes = [Node(programs, net, 1, folder, f"l{n}", f"etcd://{etcd.client}", address="::1", port=7600 + n) for n in (1, 2)]
+    try:
+        etcd.start()
+        for node in nodes:
+            node.start()
+        want = {node.name: node.ready["boot_id"] for node in nodes}
+        until(BACK, lambda: all(node.members() == want for node in nodes), "both know each other over ::1")
+        nodes[0].once("fill", "v6", 0, 3, server=nodes[1].ready["listen"])
+        found = nodes[0].once("check", "v6", 0, 3, server=nodes[1].ready["listen"])
+        check(found["misses"] == 0, f"over ::1: {found}")
+    finally:
+        for process in [*nodes, etcd]:
+            process.kill()
+        net.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run("cluster_net_etcd_test", [etcd_dies_and_stops, three_servers, everybody_at_once, etcd_with_another_history,
+                                           compacted_while_away, ipv6_only], at_once=3))
