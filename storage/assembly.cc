@@ -279,7 +279,8 @@ absl::Status BlockWriter::Assembly::Finish(std::uint32_t written, WriteResult* r
   if (!state_.compare_exchange_strong(open, State::kSealed, std::memory_order_acq_rel))
     return CheckWritable();
   absl::Status sealed = Seal(result);
-  if (!sealed.ok()) {
+  // A copy that was sealed first leaves this one sealed, too: that is what later writers are told.
+  if (!sealed.ok() && !absl::IsAlreadyExists(sealed)) {
     // No room for the raw heads: the block is given up like one whose writer failed.
     state_.store(State::kOpen, std::memory_order_release);
     Abandon(sealed);
@@ -347,6 +348,11 @@ absl::Status BlockWriter::Assembly::Seal(WriteResult* result) {
   result->block_raw_heads = block.raw_heads;
   block.slots = std::exchange(slots_, {});
   return host_.Commit(std::move(block));
+}
+
+void BlockWriter::Assembly::SealedElsewhere() {
+  State open = State::kOpen;
+  state_.compare_exchange_strong(open, State::kSealed, std::memory_order_acq_rel);
 }
 
 void BlockWriter::Assembly::Abandon(const absl::Status& why) {

@@ -43,8 +43,8 @@ class AssemblyHost {
   // Pages for a layer with raw heads where tiles were expected; evicts and waits like BeginStore.
   virtual absl::Status AcquirePages(TenantId tenant, std::size_t page_bytes, std::size_t count,
                                     std::vector<SlotRef>* slots) = 0;
-  // Takes over the pages and makes the block visible. Called once, by the writer that covered the
-  // last head.
+  // Takes over the pages, and makes the block visible unless it fails: ALREADY_EXISTS when a copy
+  // of it was sealed first. Called once, by the writer that covered the last head.
   virtual absl::Status Commit(SealedBlock block) = 0;
   // Forgets an assembly that was given up.
   virtual void Abandoned(const BlockId& id) = 0;
@@ -69,6 +69,9 @@ struct BlockWriter::Assembly : std::enable_shared_from_this<BlockWriter::Assembl
   absl::StatusOr<WriteResult> WriteRecord(std::uint32_t layer, std::uint32_t head,
                                           absl::Span<const std::byte> record);
 
+  // The block is sealed with other bytes: later writes answer ALREADY_EXISTS. No effect once this
+  // one's sealing has begun; then that finds out.
+  void SealedElsewhere();
   // Gives the block up: later writes answer ABORTED with `why`. No effect once sealing has begun.
   void Abandon(const absl::Status& why);
 

@@ -13,6 +13,7 @@ void Copy(const Counters& counters, Values* values) {
 void StoreCounters::Fill(StoreStats* stats) const {
   stats->references = references.value();
   stats->referenced_bytes = referenced_bytes.value();
+  stats->copying_blocks = copying_blocks.value();
   stats->unwritten_blocks = unwritten_blocks.value();
   stats->pages = memory_pages.value();
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
@@ -29,6 +30,7 @@ void StoreCounters::Fill(StoreStats* stats) const {
   stats->existing_blocks = existing_blocks.value();
   stats->rejected_blocks = rejected_blocks.value();
   stats->raw_blocks = raw_blocks.value();
+  stats->copied_blocks = copied_blocks.value();
   for (std::size_t path = 0; path < kFetchPathCount; ++path) {
     Copy(fetched_blocks[path], &stats->fetched_blocks[path]);
   }

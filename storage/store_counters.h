@@ -35,11 +35,13 @@ struct StoreCounters {
   std::array<Counter, kTierCount> tier_blocks;  // Of the index: with a copy in the tier.
   Counter memory_pages;                         // Of the blocks in host memory and on the GPU.
   Counter unwritten_blocks;                     // Sealed, on their way to the disk.
+  Counter copying_blocks;                       // BlockCopys alive.
 
   Counter lookup_hit, lookup_partial, lookup_miss;
   Counter lookup_blocks, lookup_tokens;
   std::array<Counter, kTierCount> hit_blocks, hit_tokens;
   Counter stored_blocks, existing_blocks, rejected_blocks, raw_blocks;
+  Counter copied_blocks;
   std::array<std::array<Counter, kTierCount>, kFetchPathCount> fetched_blocks;
   std::array<Counter, kFetchPathCount> fetch_misses;
   std::array<Counter, kTierCount> moved_blocks;  // Between memory tiers, by where to.

@@ -62,6 +62,7 @@ struct StoreStats {
   std::uint64_t references = 0;  // BlockRefs alive.
   std::uint64_t referenced_bytes = 0;
   std::uint64_t assembling_blocks = 0;
+  std::uint64_t copying_blocks = 0;     // BlockCopys alive.
   std::uint64_t unwritten_blocks = 0;   // Sealed, waiting for the disk.
   std::uint64_t unpromoted_blocks = 0;  // Waiting to be copied to the GPU.
   std::uint64_t metadata_bytes = 0;
@@ -72,7 +73,8 @@ struct StoreStats {
   std::uint64_t lookup_blocks = 0, lookup_tokens = 0;
   std::array<std::uint64_t, kTierCount> hit_blocks{}, hit_tokens{};
   std::uint64_t stored_blocks = 0, existing_blocks = 0, rejected_blocks = 0;
-  std::uint64_t raw_blocks = 0;  // Of the stored: with at least one raw head.
+  std::uint64_t raw_blocks = 0;     // Of the stored: with at least one raw head.
+  std::uint64_t copied_blocks = 0;  // From other nodes; not among the stored.
   // By path and the tier they were found in.
   std::array<std::array<std::uint64_t, kTierCount>, kFetchPathCount> fetched_blocks{};
   std::array<std::uint64_t, kFetchPathCount> fetch_misses{};

@@ -3,7 +3,8 @@
 //
 // Life of a block here: BeginStore reserves pages; any number of threads write heads through the
 // BlockWriter (first writer of a record wins); when every layer and head of the layer group is
-// covered the block is sealed, enters the index and is written to disk in the background. Lookup
+// covered the block is sealed, enters the index and is written to disk in the background. A block
+// that another node sealed enters the same way, once its copy is verified (BeginCopy). Lookup
 // finds the longest available prefix. Fetch pins a block and gives its pages; a block that is only
 // on disk is loaded (and verified) first. When host memory is full, unpinned blocks that are on
 // disk leave it; without a disk they are gone. With a GPU, sealed (and written) blocks move on to
@@ -31,6 +32,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "storage/block_copy.h"
 #include "storage/block_writer.h"
 #include "storage/core/block_key.h"
 #include "storage/core/clock.h"
@@ -100,7 +102,8 @@ class TieredStore {
   static absl::StatusOr<std::unique_ptr<TieredStore>> Create(const Options& options,
                                                              const Clock& clock,
                                                              std::unique_ptr<DiskStore> disk);
-  // Waits for background writes, flushes, stops. Every BlockRef and BlockWriter must be gone.
+  // Waits for background writes, flushes, stops. Every BlockRef, BlockWriter and BlockCopy must be
+  // gone.
   ~TieredStore();
 
   // --- Namespaces ---
@@ -127,6 +130,17 @@ class TieredStore {
   // fit the namespace, or another writer assembles this key with another origin.
   // RESOURCE_EXHAUSTED: no room even after evicting and waiting; retry later.
   absl::StatusOr<BlockWriter> BeginStore(const BlockId& id, const BlockOrigin& origin);
+
+  // Starts the copy of a sealed block from another node: memory for its pages, which have these
+  // bytes (one a layer of the group). `origin` is what the caller knows of the block it wants, not
+  // what the other node says of it: a copy with another token_count is refused at its commit. The
+  // parent of a whole block may be empty, when it is not known. Copies of one block, and its
+  // assembly, may run at once: what is sealed first stays. ALREADY_EXISTS: the block is sealed
+  // here. INVALID_ARGUMENT as BeginStore, or no page of such a block has so many bytes.
+  // RESOURCE_EXHAUSTED: no room within `room_wait`; with 0 it evicts if need be and does not wait.
+  absl::StatusOr<BlockCopy> BeginCopy(const BlockId& id, const BlockOrigin& origin,
+                                      absl::Span<const std::uint32_t> page_bytes,
+                                      absl::Duration room_wait);
 
   // Waits until these blocks are durable; `results[i]` (same size) is OK when ids[i] is, NOT_FOUND
   // when it is not in the store any more, else why not. FAILED_PRECONDITION when there is no disk
@@ -233,6 +247,7 @@ class TieredStore {
   StoreStats stats() const;
 
  private:
+  friend class BlockCopy;
   friend class BlockRef;
   friend class BlockWriter;
   class Impl;

@@ -25,6 +25,7 @@ std::vector<DiskBlockId> TieredStore::Impl::HideBlocks(absl::Span<const BlockId>
                                                        std::uint64_t* removed) {
   std::vector<DiskBlockId> on_disk;
   for (const BlockId& id : ids) {
+    NoteRemoval(id);
     std::shared_ptr<BlockWriter::Assembly> assembling;
     {
       MutexLock lock(assemblies_mu_);
@@ -55,6 +56,8 @@ absl::StatusOr<std::uint64_t> TieredStore::Remove(NamespaceId namespace_id,
 }
 
 absl::StatusOr<std::uint64_t> TieredStore::Clear(NamespaceId namespace_id) {
+  // Copies are in no table: those of other namespaces end as well.
+  for (auto& removals : impl_->removals_) removals.fetch_add(1, std::memory_order_acq_rel);
   std::vector<BlockId> ids;
   impl_->index_->ForEach([&](EntryId, const BlockEntry& e) {
     if (e.id().namespace_id == namespace_id) ids.push_back(e.id());

@@ -2,6 +2,7 @@
 //
 //   BeginStore -> Assembly -> Commit -> MemoryTiers (pools, policies, index), then
 //                                       WriteBehind -> DiskStore, then GpuTier -> MemoryTiers
+//   BeginCopy  -> BlockCopy -> Commit (verified) -> the same
 //   Fetch      -> MemoryTiers: a reference; of a block on the GPU a copy by GpuTier
 //              -> DiskLoader -> MemoryTiers, when it is only on disk
 //
@@ -9,6 +10,8 @@
 #ifndef KVMILL_STORAGE_TIERED_STORE_IMPL_H_
 #define KVMILL_STORAGE_TIERED_STORE_IMPL_H_
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,6 +61,21 @@ class TieredStore::Impl : public AssemblyHost {
                                                                     const BlockOrigin& origin);
   void GiveUpStaleAssemblies();
 
+  absl::Status CheckOrigin(const BlockId& id, const BlockOrigin& origin) const;
+  // A sealed block becomes visible, and is on its way to disk or GPU. Its pages are published;
+  // takes them over unless it fails, as MemoryTiers::AddNew does.
+  absl::Status Enter(const BlockId& id, const BlockOrigin& origin,
+                     absl::Span<const PagePlace> places);
+  // The block was sealed by a copy: nobody assembles it any more.
+  void EndAssembly(const BlockId& id);
+  // Another number when the block was removed meanwhile (or, seldom, another one was).
+  std::uint32_t RemovalsOf(const BlockId& id) const {
+    return removals_[HashOf(id) % removals_.size()].load(std::memory_order_acquire);
+  }
+  void NoteRemoval(const BlockId& id) {
+    removals_[HashOf(id) % removals_.size()].fetch_add(1, std::memory_order_acq_rel);
+  }
+
   // Takes a reference when the block is in memory (of `only`, if given) and fills `ref`.
   bool TryReference(TieredStore* store, const BlockId& id, BlockRef* ref,
                     std::optional<Tier> only = std::nullopt);
@@ -102,11 +120,12 @@ class TieredStore::Impl : public AssemblyHost {
   // Shared: the table, every writer, and a time-out that gives up while writers are inside.
   absl::flat_hash_map<BlockId, std::shared_ptr<BlockWriter::Assembly>> assemblies_
       ABSL_GUARDED_BY(assemblies_mu_);
+  // Removals so far, by hash of what was removed: copies that run know by them.
+  std::array<std::atomic<std::uint32_t>, 1024> removals_{};
 
  private:
   absl::StatusOr<std::unique_ptr<EvictionPolicy>> MakePolicy(std::uint64_t tier_bytes) const;
   absl::Status RecoverFromDisk();
-  absl::Status CheckOrigin(const BlockId& id, const BlockOrigin& origin) const;
   // The assembly to join, null when there is none; ALREADY_EXISTS when the block is sealed.
   absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> Join(const BlockId& id,
                                                               const BlockOrigin& origin)

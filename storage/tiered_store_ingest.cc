@@ -78,26 +78,37 @@ absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> TieredStore::Impl::Join(
   return std::shared_ptr<BlockWriter::Assembly>();
 }
 
+absl::Status TieredStore::Impl::Enter(const BlockId& id, const BlockOrigin& origin,
+                                      absl::Span<const PagePlace> places) {
+  MemoryTiers::NewBlock entry;
+  entry.id = id;
+  entry.parent = origin.parent;
+  entry.block_index = origin.block_index;
+  entry.token_count = static_cast<std::uint16_t>(origin.token_count);
+  entry.flags =
+      static_cast<std::uint8_t>(write_behind_ != nullptr ? kInHost | kUnwritten : kInHost);
+  entry.places = places;
+  KVMILL_RETURN_IF_ERROR(tiers_->AddNew(entry));
+  if (write_behind_ != nullptr) {
+    write_behind_->Enqueue(id, origin.parent);
+  } else if (gpu_ != nullptr) {
+    gpu_->Enqueue(id, origin.parent);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TieredStore::Impl::Commit(SealedBlock block) {
   std::vector<PagePlace> places(block.slots.size());
   for (std::size_t i = 0; i < places.size(); ++i)
     places[i] = PagePlace{block.slots[i], block.page_bytes[i], 0};
-  MemoryTiers::NewBlock entry;
-  entry.id = block.id;
-  entry.parent = block.origin.parent;
-  entry.block_index = block.origin.block_index;
-  entry.token_count = static_cast<std::uint16_t>(block.origin.token_count);
-  entry.flags =
-      static_cast<std::uint8_t>(write_behind_ != nullptr ? kInHost | kUnwritten : kInHost);
-  entry.places = places;
-  absl::Status added = tiers_->AddNew(entry);
+  const absl::Status entered = Enter(block.id, block.origin, places);
   {
     MutexLock lock(assemblies_mu_);
     assemblies_.erase(block.id);
   }
-  if (!added.ok()) {
+  if (!entered.ok()) {
     for (SlotRef slot : block.slots) pool_->Release(slot);
-    return added;
+    return entered;
   }
   counters_.stored_blocks.Add();
   if (block.raw_heads > 0) counters_.raw_blocks.Add();
@@ -105,11 +116,6 @@ absl::Status TieredStore::Impl::Commit(SealedBlock block) {
       FormatNameIndex(FormatOf(block.space->spec, block.space->spec.groups[block.id.group]));
   counters_.raw_bytes_ingested[format].Add(block.raw_bytes);
   counters_.encoded_bytes_stored[format].Add(block.stored_bytes);
-  if (write_behind_ != nullptr) {
-    write_behind_->Enqueue(block.id, block.origin.parent);
-  } else if (gpu_ != nullptr) {
-    gpu_->Enqueue(block.id, block.origin.parent);
-  }
   return absl::OkStatus();
 }
 
