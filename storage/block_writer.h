@@ -26,6 +26,11 @@ struct BlockOrigin {
       0;  // Position in its sequence; blocks below the namespace's sink_blocks are stored raw.
   BlockKey tail_key;  // Of a tail: the engine's key. Whole blocks have it in their BlockId.
 
+  // Of a copy from another node, whose parents need not be here.
+  bool index_known = true;        // Whether block_index is; modulo kRunBlocks is enough.
+  std::uint64_t anchor_hash = 0;  // KeyHash of the first block of its run; 0: not known. With a
+                                  // known index only.
+
   friend bool operator==(const BlockOrigin&, const BlockOrigin&) = default;
 };
 

@@ -1,10 +1,6 @@
 #include "service/cluster/anchor.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
-
-#include "storage/core/checksum.h"
 
 namespace kvmill {
 
@@ -19,13 +15,6 @@ std::vector<AnchorRun> RunsOf(absl::Span<const BlockKey> keys, std::size_t first
     first += count;
   }
   return runs;
-}
-
-std::uint64_t AnchorHash(const Fingerprint& fingerprint, const BlockKey& anchor) {
-  std::array<std::byte, sizeof(Fingerprint) + kBlockKeyBytesMax> bytes;
-  std::memcpy(bytes.data(), fingerprint.data(), fingerprint.size());
-  std::memcpy(bytes.data() + fingerprint.size(), anchor.data(), anchor.size());
-  return Checksum(absl::MakeConstSpan(bytes.data(), fingerprint.size() + anchor.size()));
 }
 
 }  // namespace kvmill

@@ -13,10 +13,9 @@
 #include "absl/types/span.h"
 #include "storage/core/block_key.h"
 #include "storage/core/namespace.h"
+#include "storage/core/run_link.h"
 
 namespace kvmill {
-
-inline constexpr std::size_t kRunBlocks = 32;
 
 // Index, in its sequence, of the block whose key is the anchor of block `index`.
 constexpr std::size_t AnchorIndex(std::size_t index) { return index / kRunBlocks * kRunBlocks; }
@@ -36,7 +35,9 @@ std::vector<AnchorRun> RunsOf(absl::Span<const BlockKey> keys, std::size_t first
                               const BlockKey& first_anchor = BlockKey());
 
 // What shards are cut from: the number of a block's shard is the highest bits of it.
-std::uint64_t AnchorHash(const Fingerprint& fingerprint, const BlockKey& anchor);
+inline std::uint64_t AnchorHash(const Fingerprint& fingerprint, const BlockKey& anchor) {
+  return KeyHash(fingerprint, anchor);
+}
 
 }  // namespace kvmill
 

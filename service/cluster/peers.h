@@ -38,6 +38,14 @@ struct RunQuery {
   std::vector<BlockKey> keys;  // Of consecutive blocks, 1 to kRunBlocks - first.
 };
 
+// Blocks of one run that are to be copied, and where in it they are: whoever has them then can
+// count them to their run.
+struct RunKeys {
+  BlockKey anchor;                   // Empty: not known.
+  std::vector<BlockKey> keys;        // 1 to kRunBlocks.
+  std::vector<std::uint8_t> places;  // In the run, of each key. Empty when the anchor is.
+};
+
 // `holder` had the first `count` blocks of the anchor's run when it said so.
 struct Pointer {
   std::string holder;       // Member::id
@@ -109,13 +117,12 @@ class Peers {
                         std::vector<RunQuery> queries, std::int64_t deadline_nanos,
                         Done<std::vector<RunAnswer>> done) = 0;
 
-  // Copies blocks from the peer into the local store, up to kRunBlocks of them. The answer has one
+  // Copies blocks of one run from the peer into the local store. The answer has one
   // status a key: OK, it is there, verified and whole; NOT_FOUND; DATA_LOSS, what came was not what
   // was asked for, and was dropped; or what else kept it. An error is for all of them, though some
   // may have come.
-  virtual CallId Pull(const Member& member, const Fingerprint& fingerprint,
-                      std::vector<BlockKey> keys, std::int64_t deadline_nanos,
-                      Done<std::vector<absl::Status>> done) = 0;
+  virtual CallId Pull(const Member& member, const Fingerprint& fingerprint, RunKeys blocks,
+                      std::int64_t deadline_nanos, Done<std::vector<absl::Status>> done) = 0;
 
   // Tells a home what this node holds: up to kAnnouncementsMax.
   virtual CallId Announce(const Member& member, std::vector<Announcement> announcements,

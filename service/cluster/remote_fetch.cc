@@ -41,13 +41,16 @@ void RemoteFetch::Pull(OpId id, Op* op) {
     }
     op->left[i] &= ~ask;
     open |= ask;
-    std::vector<BlockKey> keys;
+    RunKeys blocks{.anchor = op->request.anchor, .keys = {}, .places = {}};
     for (std::size_t k = 0; k < op->request.keys.size(); ++k) {
-      if ((ask >> k & 1) != 0) keys.push_back(op->request.keys[k]);
+      if ((ask >> k & 1) == 0) continue;
+      blocks.keys.push_back(op->request.keys[k]);
+      if (blocks.anchor.empty()) continue;
+      blocks.places.push_back(static_cast<std::uint8_t>(op->request.first + k));
     }
     op->calls[i].asked = ask;
     op->calls[i].id =
-        peers_.Pull(sources[i].member, op->request.fingerprint, std::move(keys),
+        peers_.Pull(sources[i].member, op->request.fingerprint, std::move(blocks),
                     std::min(op->request.deadline_nanos, now + op->request.call_nanos),
                     [this, id, i](const absl::StatusOr<std::vector<absl::Status>>& statuses) {
                       Answered(id, i, statuses);

@@ -26,6 +26,8 @@ class RemoteFetch {
 
   struct Request {
     Fingerprint fingerprint{};
+    BlockKey anchor;                            // Of the run, and the place in it of keys[0], as
+    std::uint8_t first = 0;                     //   in RunQuery. Empty: not known.
     std::vector<BlockKey> keys;                 // At most kRunBlocks: the bits of sources.
     std::vector<RemoteLookup::Source> sources;  // Best first; those that are this node are passed.
     std::int64_t call_nanos = 2'000'000'000;    // Of one source.

@@ -78,12 +78,13 @@ class ScriptedPeers : public Peers {
         script, deadline, [done, answers] { done(answers); },
         [done](const absl::Status& status) { done(status); });
   }
-  CallId Pull(const Member& member, const Fingerprint&, std::vector<BlockKey> keys,
-              std::int64_t deadline, Done<std::vector<absl::Status>> done) override {
-    asked.push_back(absl::StrCat(member.id, " for ", keys.size()));
+  CallId Pull(const Member& member, const Fingerprint&, RunKeys blocks, std::int64_t deadline,
+              Done<std::vector<absl::Status>> done) override {
+    asked.push_back(absl::StrCat(member.id, " for ", blocks.keys.size()));
     const Script& script = scripts[member.id];
     std::vector<absl::Status> statuses(script.answers_too_many);
-    for (const BlockKey& key : keys) {
+    pulled = blocks;
+    for (const BlockKey& key : blocks.keys) {
       const std::string name(key.view());
       statuses.push_back(script.corrupt.contains(name) ? absl::DataLossError("")
                          : script.has.contains(name)   ? absl::OkStatus()
@@ -131,6 +132,7 @@ class ScriptedPeers : public Peers {
 
   std::map<std::string, Script> scripts;
   std::vector<std::string> asked;
+  RunKeys pulled;  // Of the last pull.
   std::map<std::string, std::vector<std::vector<Announcement>>> announced;
   std::map<std::string, std::vector<Digests>> compared;
   int open = 0;
@@ -183,7 +185,9 @@ class FetchPathTest : public ::testing::Test {
   }
   std::uint32_t Fetch(const std::vector<BlockKey>& keys,
                       std::vector<std::pair<std::size_t, std::uint32_t>> sources) {
-    RemoteFetch::Request request{.keys = keys,
+    RemoteFetch::Request request{.anchor = BlockKey(keys[0]),
+                                 .first = 3,
+                                 .keys = keys,
                                  .deadline_nanos = loop_.clock().MonotonicNanos() + kSimSecond};
     for (const auto& [node, blocks] : sources) {
       request.sources.push_back({.member = Node(node), .blocks = blocks});
@@ -350,6 +354,11 @@ TEST_F(FetchPathTest, BlocksOfASourceThatFailsAreAskedOfTheOthers) {
   Give("node-1", keys);
   Give("node-2", keys);
   EXPECT_EQ(Fetch(keys, {{0, 0x3}, {1, 0xe}, {2, 0x1}}), 0xfu);
+  // What is pulled says where in its run it lies.
+  EXPECT_EQ(Fetch(keys, {{1, 0xc}}), 0xcu);
+  EXPECT_EQ(peers_.pulled.anchor, keys[0]);
+  EXPECT_THAT(peers_.pulled.keys, ElementsAre(keys[2], keys[3]));
+  EXPECT_THAT(peers_.pulled.places, ElementsAre(5, 6));
   EXPECT_EQ(Fetch(keys, {}), 0u);
   peers_.scripts["node-2"].answers_too_many = 1;
   EXPECT_EQ(Fetch(keys, {{2, 0xf}}), 0u);

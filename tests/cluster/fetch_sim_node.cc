@@ -338,7 +338,8 @@ void FetchSimNode::Looked(std::uint64_t id, const std::vector<RemoteLookup::Run>
       world_.events.Trace(line);
     }
     ++reading.open;
-    process.fetch.Start({.keys = reading.runs[i],
+    process.fetch.Start({.anchor = reading.runs[i].front(),
+                         .keys = reading.runs[i],
                          .sources = found[i].sources,
                          .call_nanos = (reading.deadline - now) / 3,
                          .deadline_nanos = reading.deadline},

@@ -95,10 +95,11 @@ Peers::CallId SimPeers::Locate(const Member& member, const Fingerprint& fingerpr
                });
 }
 
-Peers::CallId SimPeers::Pull(const Member& member, const Fingerprint& fingerprint,
-                             std::vector<BlockKey> keys, std::int64_t deadline_nanos,
-                             Done<std::vector<absl::Status>> done) {
+Peers::CallId SimPeers::Pull(const Member& member, const Fingerprint& fingerprint, RunKeys wanted,
+                             std::int64_t deadline_nanos, Done<std::vector<absl::Status>> done) {
+  std::vector<BlockKey> keys = std::move(wanted.keys);
   KVMILL_CHECK(!keys.empty() && keys.size() <= kRunBlocks);
+  KVMILL_CHECK(wanted.places.size() == (wanted.anchor.empty() ? 0 : keys.size()));
   return Start(
       member, deadline_nanos, done,
       [this, events = &events_, fingerprint, keys = std::move(keys), done](SimHosts::Host& host) {

@@ -70,7 +70,7 @@ class SimPeers : public Peers {
 
   CallId Locate(const Member& member, const Fingerprint& fingerprint, std::vector<RunQuery> queries,
                 std::int64_t deadline_nanos, Done<std::vector<RunAnswer>> done) override;
-  CallId Pull(const Member& member, const Fingerprint& fingerprint, std::vector<BlockKey> keys,
+  CallId Pull(const Member& member, const Fingerprint& fingerprint, RunKeys blocks,
               std::int64_t deadline_nanos, Done<std::vector<absl::Status>> done) override;
   CallId Announce(const Member& member, std::vector<Announcement> announcements,
                   std::int64_t deadline_nanos, std::function<void(absl::Status)> done) override;
