@@ -6,7 +6,7 @@
 //
 // SETS are names of sets of sequences, "a,b"; a set has COUNT sequences from number FIRST on. MODE:
 //   fill    stores them all, until each is there,
-//   check   fetches each once,
+//   check   looks each up and fetches what was found, once,
 //   load    until its input ends: picks one at random, looks it up, fetches what was found, and
 //           stores what was not, as an engine does; PAUSE_MS between two,
 //   read    the same and stores nothing.
@@ -186,13 +186,6 @@ class Engine {
     return whole;
   }
 
-  void Check(const std::string& sequence) {
-    const std::uint32_t came = Fetch(sequence, kBlocks);
-    tally_.Add("sequences");
-    tally_.Add("hits", came);
-    tally_.Add("misses", kBlocks - came);
-  }
-
   void Serve(const std::string& sequence, bool stores) {
     const std::uint32_t found = Lookup(sequence);
     const std::uint32_t came = found == 0 ? 0 : Fetch(sequence, found);
@@ -235,7 +228,7 @@ void Once(Engine& engine, const Arguments& arguments) {
     for (std::uint64_t n = arguments.first; n < arguments.first + arguments.count; ++n) {
       const std::string sequence = absl::StrCat(set, "/", n);
       if (arguments.mode == "check") {
-        engine.Check(sequence);
+        engine.Serve(sequence, false);
         continue;
       }
       const absl::Time end = absl::Now() + kBeginTimeout;

@@ -384,8 +384,8 @@ class Cluster:
         for name in self.nodes:
             self.start_load(name, mode, count, **options)
 
-    def start_load(self, name, mode="load", count=30, **options):
-        self.loads[name] = Load(self.nodes[name], mode, name, 0, count, **options)
+    def start_load(self, name, mode="load", count=30, sets=None, **options):
+        self.loads[name] = Load(self.nodes[name], mode, sets or name, 0, count, **options)
 
     def expect_loads_well(self, names, what):
         for name in names:

@@ -4,6 +4,7 @@ be wrong, and that each daemon serves its own engine well meanwhile.
 
 membership_test.py BIN_DIR PROBE_DIR ETCD ETCDCTL [SCENARIO...]
 """
+import subprocess
 import sys
 import time
 
@@ -24,7 +25,6 @@ def members_that_die_and_stop(programs, folder):
         for _ in range(3 if LONG else 1):
             cluster.forget_loads("ab")
             before = c.ready["boot_id"]
-            cluster.loads["c"].kill()
             c.kill()
             gone = cluster.expect_members("ab", GONE)
             check(gone >= LEASE / 2, f"c was forgotten after {gone} s, long before its lease ended")
@@ -37,6 +37,11 @@ def members_that_die_and_stop(programs, folder):
             # At once, before its lease ends: nobody waits for that.
             c.restart()
             check(cluster.expect_members("abc", BACK) < LEASE, "a restarted node waited for its old lease")
+            # Its engine was told so each time, and finds the new one by itself.
+            errors = cluster.loads["c"].report()["errors"]
+            check(errors and all(error.endswith("UNAVAILABLE") for error in errors), f"the engine of c: {errors}")
+            time.sleep(1)
+            cluster.expect_loads_well("c", "after two restarts of c")
 
         # Stopped for less than a lease: nothing happens. For longer: gone, and back by itself, the same process.
         version = a.status()["version"]
@@ -108,6 +113,14 @@ def cut_links(programs, folder):
             cluster.expect_members("abc", 1)
             check(cluster["a"].status()["version"] == version, "a cut between two nodes changed the members")
             net.link(b, c)
+            if LONG:
+                # A device that is down is no silence: whoever sends gets an error.
+                for state in ("down", "up"):
+                    subprocess.run(net.command(c, "ip", "link", "set", "eth0", state), check=True)
+                    if state == "down":
+                        cluster.expect_members("ab", GONE)
+                        cluster.expect_loads_well("abc", "while c had no network")
+                cluster.expect_members("abc", BACK + 3)
             # Everybody: nobody is forgotten, all say so.
             net.links_of(etcd, up=False)
             cluster.expect_members("abc", LEASE + 4, stale=True)
