@@ -1,0 +1,215 @@
+// The consumer's side of tickets: brings promised blocks to this node while they are being stored
+// elsewhere.
+//
+// For each ticket one question is out at the producer (TicketPeers::Redeem) until it has nothing
+// new to say, and up to pulls_max pulls of finished layers. A copy of a block begins with its first
+// finished layer and is sealed when the producer's seal and all pages are here, those that the
+// producer sealed; otherwise it is discarded: when the block or the ticket was given up, when
+// nobody answers for silence_nanos, at the deadline, or when nobody here wants the ticket any more.
+// Then the producer is told, so that it lets go.
+//
+// What does not come is a miss. Several callers may redeem one ticket, the ranks of an engine: they
+// share the work, and whoever comes within kRememberNanos after the end is told how it ended.
+//
+// Lives on the loop.
+#ifndef KVMILL_SERVICE_CLUSTER_TICKET_REDEEM_H_
+#define KVMILL_SERVICE_CLUSTER_TICKET_REDEEM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "service/cluster/back_off.h"
+#include "service/cluster/loop.h"
+#include "service/cluster/peer_health.h"
+#include "service/cluster/ticket.h"
+
+namespace kvmill {
+
+class TicketRedeem {
+ public:
+  static constexpr std::int64_t kRememberNanos = 60'000'000'000;
+  static constexpr std::size_t kRememberMax = 1024;
+
+  struct Options {
+    std::size_t tickets_max = 1024;   // At work at a time.
+    std::size_t pulls_max = 4;        // Of one ticket at a time,
+    std::size_t pull_pages_max = 64;  // of so many pages.
+    std::size_t begins_max = 16;      // Copies of one ticket that wait for memory.
+    int tries_max = 3;                // Of a block's pages that came damaged, or not at all.
+    std::int64_t wait_nanos = 5'000'000'000;          // Of a question that has no answer yet.
+    std::int64_t call_nanos = 2'000'000'000;          // Of a call, besides.
+    std::int64_t silence_nanos = 10'000'000'000;      // After the producer's last answer.
+    std::int64_t acknowledge_nanos = 30'000'000'000;  // For how long that is tried.
+  };
+  struct Request {
+    TicketSecret secret{};
+    Member producer;            // Id, incarnation and address, as the ticket has them.
+    Fingerprint fingerprint{};  // Of the namespace that the caller thinks it is of.
+    std::int64_t deadline_nanos = 0;
+  };
+
+  enum class Fate {
+    kOpen,    // Still on its way.
+    kSealed,  // In the local store, as the producer sealed it.
+    kExists,  // In the local store; somebody else stored it.
+    kMissed,
+  };
+  struct Block {
+    TicketBlock what;
+    Fate fate = Fate::kOpen;
+    LayerSet here;  // Pages that came and are right; all of a block that is in the store.
+  };
+  // Blocks whose layers or fate changed, by place in the ticket. `blocks` is good within the call,
+  // and not after a Cancel there.
+  using Update = std::function<void(const std::vector<Block>& blocks,
+                                    const std::vector<std::uint32_t>& changed)>;
+  // OK: the ticket was redeemed, and every block has its fate, though it may be kMissed. NOT_FOUND:
+  // there is no such ticket (any more). ABORTED: it was revoked, or its time was over.
+  // FAILED_PRECONDITION: it is of another namespace, or another process redeemed it.
+  // PERMISSION_DENIED: it is for another node. UNAVAILABLE: the producer does not answer.
+  // DATA_LOSS: its answers cannot be. DEADLINE_EXCEEDED. With an error, blocks that were sealed
+  // before are in the store nevertheless; `blocks` says which.
+  struct Outcome {
+    absl::Status status;
+    std::vector<Block> blocks;  // Empty when the producer never said which.
+  };
+  using Done = std::function<void(const Outcome&)>;
+  using CallerId = std::uint64_t;  // Never 0, never used again.
+
+  TicketRedeem(Loop& loop, TicketPeers& peers, TicketCopies& copies, PeerHealth& health,
+               std::uint64_t seed, const Options& options)
+      : loop_(loop),
+        peers_(peers),
+        copies_(copies),
+        health_(health),
+        seed_(seed),
+        options_(options) {}
+  ~TicketRedeem();
+  TicketRedeem(const TicketRedeem&) = delete;
+  TicketRedeem& operator=(const TicketRedeem&) = delete;
+
+  // `update` (may be null) runs when something changed, at first with what came already, and `done`
+  // once, by the deadline; neither within this call. They may start and cancel others.
+  // RESOURCE_EXHAUSTED in `done` when tickets_max are at work.
+  CallerId Start(Request request, Update update, Done done);
+  // Nothing of it runs any more. The last caller of a ticket takes the work with it.
+  void Cancel(CallerId caller);
+
+  std::size_t running() const { return ops_.size(); }
+  std::size_t callers() const { return callers_.size(); }
+  std::size_t acknowledging() const { return acknowledgements_.size(); }
+
+ private:
+  enum class Phase { kIdle, kBeginning, kCopying, kCommitting, kOver };
+  struct Work {
+    Phase phase = Phase::kIdle;
+    TicketCopies::CopyId copy = 0;
+    TicketBlockState there = TicketBlockState::kOpen;
+    std::uint64_t digest = 0;
+    LayerSet finished;  // At the producer.
+    LayerSet asked;     // On their way.
+    int tries = 0;
+  };
+  struct Pull {
+    TicketPeers::CallId call = 0;
+    std::vector<TicketPeers::Piece> pieces;
+  };
+  struct Op {
+    Request request;
+    std::vector<CallerId> callers;
+    std::uint64_t seen = 0;
+    std::vector<Block> blocks;
+    std::vector<Work> work;      // Of each block.
+    std::size_t open = 0;        // Blocks without a fate.
+    std::size_t begins = 0;      // Blocks in kBeginning.
+    std::size_t there_open = 0;  // Blocks of which the producer may have news.
+    TicketPeers::CallId question = 0;
+    std::map<std::uint64_t, Pull> pulls;
+    std::int64_t answered_at = 0;       // The last answer of any kind.
+    std::int64_t pulls_fail_since = 0;  // 0: the last one did not.
+    BackOff back_off;                   // Of questions,
+    BackOff pull_back_off;              // and of pulls.
+    Loop::TimerId retry = 0;            // 0: no question waits to be asked.
+    Loop::TimerId pull_retry = 0;       // 0: pulls need not wait.
+    Loop::TimerId tell = 0;             // 0: callers have been told.
+    std::set<std::uint32_t> changed;
+    explicit Op(std::uint64_t seed)
+        : back_off(10'000'000, 500'000'000, seed), pull_back_off(10'000'000, 500'000'000, ~seed) {}
+  };
+  using Ops = std::map<TicketSecret, Op>;
+  struct Caller {
+    TicketSecret secret{};
+    bool greeted = false;  // Was told of all blocks.
+    Update update;
+    Done done;
+    Loop::TimerId timer = 0;
+  };
+  struct Remembered {
+    Request request;
+    Outcome outcome;
+    std::int64_t until = 0;
+  };
+  struct Acknowledgement {
+    explicit Acknowledgement(std::uint64_t seed) : back_off(50'000'000, 2'000'000'000, seed) {}
+    TicketSecret secret{};
+    Member producer;
+    std::int64_t until = 0;
+    BackOff back_off;
+    TicketPeers::CallId call = 0;
+    Loop::TimerId timer = 0;
+  };
+
+  void Ask(const TicketSecret& secret, Op* op);
+  void AskLater(const TicketSecret& secret, Op* op, std::int64_t nanos);
+  void Answered(const TicketSecret& secret, const absl::StatusOr<TicketNews>& news);
+  void Learn(const TicketSecret& secret, Op* op, const TicketNews& news);
+  // A call failed. True when that was the end of the ticket.
+  bool IsTheEnd(const TicketSecret& secret, std::int64_t failing_since, const absl::Status& status);
+  // Begins copies and pulls what it can; ends the op when every block has its fate.
+  void Advance(const TicketSecret& secret, Op* op);
+  void Begin(const TicketSecret& secret, Op* op, std::uint32_t block);
+  void CommitIfWhole(const TicketSecret& secret, Op* op, std::uint32_t block);
+  void Committed(const TicketSecret& secret, std::uint32_t block, const absl::Status& status);
+  bool StartPull(const TicketSecret& secret, Op* op);
+  void Landed(const TicketSecret& secret, std::uint64_t pull,
+              const absl::StatusOr<std::vector<TicketPeers::Landed>>& landed);
+  void Decide(const TicketSecret& secret, Op* op, std::uint32_t block, Fate fate);
+  void NoteChange(const TicketSecret& secret, Op* op, std::uint32_t block);
+  void Tell(const TicketSecret& secret);
+  // Discards what is not sealed and tells everybody.
+  void End(const TicketSecret& secret, const absl::Status& status, bool acknowledge);
+  void Late(CallerId caller);
+  void Complete(CallerId caller, const Outcome& outcome);
+  void CompleteSoon(CallerId caller, Outcome outcome);
+  // Takes the caller from its ticket, and the work with it when it was the last.
+  void Leave(CallerId caller, const TicketSecret& secret);
+  void Acknowledge(const Request& request);
+  void TryAcknowledge(std::uint64_t id);
+  void Acknowledged(std::uint64_t id, const absl::Status& status);
+
+  Loop& loop_;
+  TicketPeers& peers_;
+  TicketCopies& copies_;
+  PeerHealth& health_;
+  std::uint64_t seed_;
+  const Options options_;
+  Ops ops_;
+  CallerId next_caller_ = 1;
+  std::map<CallerId, Caller> callers_;
+  std::uint64_t next_pull_ = 1;
+  std::deque<Remembered> remembered_;  // Oldest first.
+  std::uint64_t next_acknowledgement_ = 1;
+  std::map<std::uint64_t, Acknowledgement> acknowledgements_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_CLUSTER_TICKET_REDEEM_H_
