@@ -58,7 +58,7 @@ struct TicketBlockNews {
   std::uint32_t block = 0;  // Place in the ticket.
   TicketBlockState state = TicketBlockState::kOpen;
   LayerSet finished;         // All so far.
-  std::uint64_t digest = 0;  // Of a sealed block: PagesDigest (storage/core/page_layout.h).
+  std::uint64_t digest = 0;  // Of a sealed block: PagesDigest (storage/core/pages_digest.h).
 
   friend bool operator==(const TicketBlockNews&, const TicketBlockNews&) = default;
 };
