@@ -268,7 +268,9 @@ void Client::FindNamespaceAsync(absl::string_view name, CallOptions call,
 void Client::LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
                          absl::Span<const TailCandidate> tails, CallOptions call,
                          Done<LookupResult> done) {
-  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  absl::Status status = impl_->CheckProcess();
+  if (status.ok()) status = CheckElsewhere(call.elsewhere);
+  if (!status.ok()) return done(status);
   v1::LookupRequest request;
   request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
   for (const BlockKey& key : keys) request.add_keys(std::string(key.view()));
@@ -278,6 +280,7 @@ void Client::LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> k
     to->set_token_count(tail.token_count);
     to->set_block_index(tail.block_index);
   }
+  if (call.elsewhere != Elsewhere()) ToProto(call.elsewhere, request.mutable_elsewhere());
   // Shared: it may be sent more than once, and is not small.
   const auto shared = std::make_shared<const v1::LookupRequest>(std::move(request));
   const Deadline deadline = impl_->DeadlineOf(call);
@@ -329,19 +332,22 @@ void Client::FetchAsync(const ClientNamespace& ns, absl::Span<const BlockKey> ke
 void Client::Impl::Fetch(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
                          FetchSink& sink, CallOptions call, WaitingCaller* caller,
                          Done<FetchResult> done) {
-  if (absl::Status s = CheckProcess(); !s.ok()) return done(s);
+  absl::Status status = CheckProcess();
+  if (status.ok()) status = CheckElsewhere(call.elsewhere);
+  if (!status.ok()) return done(status);
   const Deadline deadline = DeadlineOf(call);
   WithNamespace<FetchResult>(
       ns, deadline,
-      [this, ns = std::make_shared<const ClientNamespace>(ns), keys, &sink, deadline,
-       caller](Done<FetchResult> attempt_done) {
+      [this, ns = std::make_shared<const ClientNamespace>(ns), keys, &sink,
+       elsewhere = std::move(call.elsewhere), deadline, caller](Done<FetchResult> attempt_done) {
         ChoosePath(
             deadline,
             [=, this, &sink](const ConnectionPtr& connection) {
-              StartDataFetch(*link(), connection, ns, keys, sink, deadline, caller, attempt_done);
+              StartDataFetch(*link(), connection, ns, keys, sink, elsewhere, deadline, caller,
+                             attempt_done);
             },
             [=, this, &sink] {
-              StartFetchStream(*connection_, *ns, keys, sink, deadline, attempt_done);
+              StartFetchStream(*connection_, *ns, keys, sink, elsewhere, deadline, attempt_done);
             },
             attempt_done);
       },

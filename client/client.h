@@ -44,6 +44,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/elsewhere.h"
 #include "client/engine_geometry.h"
 #include "client/page_store.h"
 #include "client/server_address.h"
@@ -146,7 +147,7 @@ struct ClientNamespace {
 struct LookupResult {
   std::uint32_t hit_blocks = 0;   // Longest available prefix of the keys.
   std::uint64_t hit_tokens = 0;   // Of those blocks, the tail not counted.
-  std::vector<Tier> tiers;        // Per hit block: the slowest over its layer groups.
+  std::vector<Tier> tiers;        // Per hit block: the slowest over its layer groups; or kPeer.
   std::uint32_t tail_tokens = 0;  // Of the longest tail asked for that is there; 0: none.
   BlockKey tail_key;              // What it is stored under: for Fetch, Map, Touch and Remove.
 };
@@ -281,6 +282,7 @@ enum class EncodeIn : std::uint8_t {
 
 struct CallOptions {
   absl::Duration timeout = absl::ZeroDuration();  // Zero: Client::Options::timeout.
+  Elsewhere elsewhere = {};                       // Of Lookup, Fetch and Map.
 };
 
 // Of the session that owns what the daemon holds for a client: mapped blocks, registered memory.

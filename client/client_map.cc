@@ -86,16 +86,18 @@ Client::Impl::~Impl() {
 
 void Client::MapAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
                       const MapOptions& options, CallOptions call, Done<MappedPtr> done) {
-  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  absl::Status status = impl_->CheckProcess();
+  if (status.ok()) status = CheckElsewhere(call.elsewhere);
+  if (!status.ok()) return done(status);
   const absl::StatusOr<std::uint32_t> lease_ms = LeaseMs(options.lease);
   if (!lease_ms.ok()) return done(lease_ms.status());
   const Deadline deadline = impl_->DeadlineOf(call);
   impl_->WithNamespace<MappedPtr>(
       ns, deadline,
       [impl = impl_.get(), ns, keys, lease = *lease_ms, memory = options.memory,
-       deadline](Done<MappedPtr> attempt_done) {
+       elsewhere = std::move(call.elsewhere), deadline](Done<MappedPtr> attempt_done) {
         impl->maps().Map(
-            ns, keys, lease, memory, deadline,
+            ns, keys, lease, memory, elsewhere, deadline,
             [attempt_done](absl::StatusOr<std::unique_ptr<MappedBlocks::Content>> content) {
               if (!content.ok()) {
                 attempt_done(content.status());

@@ -223,6 +223,23 @@ absl::StatusOr<PageMemory> FromProto(v1::PageMemory memory) {
   return static_cast<PageMemory>(static_cast<int>(memory));
 }
 
+void ToProto(const Elsewhere& elsewhere, v1::Elsewhere* out) {
+  out->set_local_only(elsewhere.local_only);
+  out->set_hint(elsewhere.hint);
+  out->set_first_block(elsewhere.first_block);
+  out->set_anchor(std::string(elsewhere.anchor.view()));
+}
+
+absl::StatusOr<Elsewhere> FromProto(const v1::Elsewhere& elsewhere) {
+  Elsewhere result;
+  result.local_only = elsewhere.local_only();
+  result.hint = elsewhere.hint();
+  result.first_block = elsewhere.first_block();
+  KVMILL_ASSIGN_OR_RETURN(result.anchor, OptionalKeyFromBytes(elsewhere.anchor()));
+  KVMILL_RETURN_IF_ERROR(CheckElsewhere(result));
+  return result;
+}
+
 absl::StatusOr<Fingerprint> FingerprintFromBytes(absl::string_view bytes) {
   Fingerprint fingerprint{};
   if (bytes.size() != fingerprint.size()) {

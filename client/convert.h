@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "client/elsewhere.h"
 #include "client/engine_geometry.h"
 #include "kvmill/v1/common.pb.h"
 #include "kvmill/v1/engine.pb.h"
@@ -37,6 +38,9 @@ absl::StatusOr<PageMemory> FromProto(v1::PageMemory memory);
 
 void ToProto(const EngineGeometry& geometry, v1::EngineGeometry* out);
 absl::StatusOr<EngineGeometry> FromProto(const v1::EngineGeometry& geometry);
+
+void ToProto(const Elsewhere& elsewhere, v1::Elsewhere* out);
+absl::StatusOr<Elsewhere> FromProto(const v1::Elsewhere& elsewhere);
 
 // NamespaceRef.fingerprint and its like.
 absl::StatusOr<Fingerprint> FingerprintFromBytes(absl::string_view bytes);

@@ -21,6 +21,8 @@ namespace {
 // while the next one travels.
 constexpr std::uint64_t kCallBytes = std::uint64_t{1} << 20;
 constexpr std::size_t kCallsInFlight = 3;
+// At most: the fingerprint, and what Elsewhere has.
+constexpr std::size_t kHeaderBytesWithoutKeys = 128 + kHintBytesMax + kBlockKeyBytesMax + 32;
 // Up to here a reply is verified where it arrives: the bytes are in that core's cache, and to read
 // them there takes less than to hand them to another.
 constexpr std::uint64_t kVerifyAtOnceBytes = 256 << 10;
@@ -36,13 +38,14 @@ absl::Status Malformed(absl::string_view what, std::uint64_t got, std::uint64_t 
 class DataFetch final : public DataOperation<FetchResult> {
  public:
   DataFetch(DataLink& link, ConnectionPtr connection, std::shared_ptr<const ClientNamespace> ns,
-            absl::Span<const BlockKey> keys, FetchSink& sink, Deadline deadline,
-            WaitingCaller* caller, Done done)
+            absl::Span<const BlockKey> keys, FetchSink& sink, const Elsewhere& elsewhere,
+            Deadline deadline, WaitingCaller* caller, Done done)
       : DataOperation(link, std::move(connection), deadline, std::move(done)),
         ns_holder_(std::move(ns)),
         ns_(*ns_holder_),
         keys_(keys),
         sink_(sink),
+        elsewhere_(elsewhere),
         caller_(caller) {
     result_.blocks.resize(keys.size());
     for (FetchBlockResult& block : result_.blocks) block.status = absl::OkStatus();
@@ -97,7 +100,7 @@ class DataFetch final : public DataOperation<FetchResult> {
         rest_.pop_front();
       } else if (next_key_ < keys_.size()) {
         part.first_key = next_key_;
-        std::size_t header_bytes = 128;
+        std::size_t header_bytes = kHeaderBytesWithoutKeys;
         while (next_key_ < keys_.size() && part.key_count < call_keys_max_) {
           header_bytes += keys_[next_key_].view().size() + 2;
           if (header_bytes > kCallHeaderBytesMax && part.key_count > 0) break;
@@ -121,6 +124,9 @@ class DataFetch final : public DataOperation<FetchResult> {
     fetch->set_first_group(part.first_group);
     for (std::size_t i = 0; i < part.key_count; ++i) {
       fetch->add_keys(std::string(keys_[part.first_key + i].view()));
+    }
+    if (elsewhere_ != Elsewhere()) {
+      ToProto(From(elsewhere_, keys_, part.first_key), fetch->mutable_elsewhere());
     }
     Call transport_call;
     transport_call.place = [this, call](const ResponseHead& head, DestinationSpans* spans) {
@@ -339,6 +345,7 @@ class DataFetch final : public DataOperation<FetchResult> {
   const ClientNamespace& ns_;
   const absl::Span<const BlockKey> keys_;
   FetchSink& sink_;
+  const Elsewhere elsewhere_;
   WaitingCaller* const caller_;    // May be null.
   std::size_t call_keys_max_ = 1;  // Constant after construction.
 
@@ -353,11 +360,12 @@ class DataFetch final : public DataOperation<FetchResult> {
 
 void StartDataFetch(DataLink& link, ConnectionPtr connection,
                     std::shared_ptr<const ClientNamespace> ns, absl::Span<const BlockKey> keys,
-                    FetchSink& sink, std::chrono::system_clock::time_point deadline,
-                    WaitingCaller* caller, std::function<void(absl::StatusOr<FetchResult>)> done) {
+                    FetchSink& sink, const Elsewhere& elsewhere,
+                    std::chrono::system_clock::time_point deadline, WaitingCaller* caller,
+                    std::function<void(absl::StatusOr<FetchResult>)> done) {
   // Deletes itself after `done`.
-  (new DataFetch(link, std::move(connection), std::move(ns), keys, sink, deadline, caller,
-                 std::move(done)))
+  (new DataFetch(link, std::move(connection), std::move(ns), keys, sink, elsewhere, deadline,
+                 caller, std::move(done)))
       ->Start();
 }
 

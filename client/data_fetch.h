@@ -18,8 +18,9 @@ namespace kvmill {
 // is null it verifies the pages and calls the sink, else the link's workers do.
 void StartDataFetch(DataLink& link, ConnectionPtr connection,
                     std::shared_ptr<const ClientNamespace> ns, absl::Span<const BlockKey> keys,
-                    FetchSink& sink, std::chrono::system_clock::time_point deadline,
-                    WaitingCaller* caller, std::function<void(absl::StatusOr<FetchResult>)> done);
+                    FetchSink& sink, const Elsewhere& elsewhere,
+                    std::chrono::system_clock::time_point deadline, WaitingCaller* caller,
+                    std::function<void(absl::StatusOr<FetchResult>)> done);
 
 }  // namespace kvmill
 

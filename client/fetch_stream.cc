@@ -20,8 +20,14 @@ namespace {
 class FetchStream {
  public:
   FetchStream(Connection& connection, const ClientNamespace& ns, absl::Span<const BlockKey> keys,
-              FetchSink& sink, std::function<void(absl::StatusOr<FetchResult>)> done)
-      : connection_(connection), ns_(ns), keys_(keys), sink_(sink), done_(std::move(done)) {
+              FetchSink& sink, const Elsewhere& elsewhere,
+              std::function<void(absl::StatusOr<FetchResult>)> done)
+      : connection_(connection),
+        ns_(ns),
+        keys_(keys),
+        sink_(sink),
+        elsewhere_(elsewhere),
+        done_(std::move(done)) {
     result_.blocks.resize(keys.size());
   }
 
@@ -50,6 +56,7 @@ class FetchStream {
     v1::FetchRequest request;
     request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns_.fingerprint)));
     for (const BlockKey& key : keys_) request.add_keys(std::string(key.view()));
+    if (elsewhere_ != Elsewhere()) ToProto(elsewhere_, request.mutable_elsewhere());
     request_ = ToByteBuffer(request);
     stream_->Read(&incoming_, &read_done_);
     stream_->WriteLast(request_, grpc::WriteOptions(), &write_done_);
@@ -261,6 +268,7 @@ class FetchStream {
   const ClientNamespace ns_;
   const absl::Span<const BlockKey> keys_;
   FetchSink& sink_;
+  const Elsewhere elsewhere_;
   std::function<void(absl::StatusOr<FetchResult>)> done_;
 
   std::uint64_t pass_ = 0;
@@ -292,11 +300,11 @@ class FetchStream {
 }  // namespace
 
 void StartFetchStream(Connection& connection, const ClientNamespace& ns,
-                      absl::Span<const BlockKey> keys, FetchSink& sink,
+                      absl::Span<const BlockKey> keys, FetchSink& sink, const Elsewhere& elsewhere,
                       std::chrono::system_clock::time_point deadline,
                       std::function<void(absl::StatusOr<FetchResult>)> done) {
   // Deletes itself after `done`.
-  (new FetchStream(connection, ns, keys, sink, std::move(done)))->Start(deadline);
+  (new FetchStream(connection, ns, keys, sink, elsewhere, std::move(done)))->Start(deadline);
 }
 
 }  // namespace kvmill

@@ -14,7 +14,7 @@ namespace kvmill {
 
 // Starts the call; `done` is called once, after the last call of `sink`.
 void StartFetchStream(Connection& connection, const ClientNamespace& ns,
-                      absl::Span<const BlockKey> keys, FetchSink& sink,
+                      absl::Span<const BlockKey> keys, FetchSink& sink, const Elsewhere& elsewhere,
                       std::chrono::system_clock::time_point deadline,
                       std::function<void(absl::StatusOr<FetchResult>)> done);
 

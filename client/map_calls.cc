@@ -49,6 +49,7 @@ struct MapCalls::Call {
   std::vector<BlockKey> keys;
   std::uint32_t lease_ms = 0;
   PageMemory memory = PageMemory::kHost;
+  Elsewhere elsewhere;
   Deadline deadline;
   Mapped done;
   SessionPtr session;
@@ -64,7 +65,8 @@ struct MapCalls::Call {
 };
 
 void MapCalls::Map(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
-                   std::uint32_t lease_ms, PageMemory memory, Deadline deadline, Mapped done) {
+                   std::uint32_t lease_ms, PageMemory memory, const Elsewhere& elsewhere,
+                   Deadline deadline, Mapped done) {
   if (connection_.door() == nullptr) {
     done(absl::FailedPreconditionError(
         "map is for clients on the daemon's node: use its socket, or fetch"));
@@ -81,6 +83,7 @@ void MapCalls::Map(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
   call->keys.assign(keys.begin(), keys.end());
   call->lease_ms = lease_ms;
   call->memory = memory;
+  call->elsewhere = elsewhere;
   call->deadline = deadline;
   call->done = std::move(done);
   Send(call, false);
@@ -100,6 +103,7 @@ void MapCalls::Send(const std::shared_ptr<Call>& call, bool again) {
     request.set_lease_ms(call->lease_ms);
     request.set_memory(ToProto(call->memory));
     request.set_loads_generations(true);
+    if (call->elsewhere != Elsewhere()) ToProto(call->elsewhere, request.mutable_elsewhere());
     // The lease is counted from here: the daemon can only have begun later.
     call->sent_nanos = NowNanos();
     StartUnaryCall<v1::MapReply, MapReplyContent>(

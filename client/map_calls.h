@@ -33,7 +33,7 @@ class MapCalls {
         owner_(std::make_shared<MapOwner>(this)) {}
 
   void Map(const ClientNamespace& ns, absl::Span<const BlockKey> keys, std::uint32_t lease_ms,
-           PageMemory memory, Deadline deadline, Mapped done);
+           PageMemory memory, const Elsewhere& elsewhere, Deadline deadline, Mapped done);
   // `content` must live until `done`.
   void Renew(MappedBlocks::Content& content, std::uint32_t lease_ms, Deadline deadline,
              std::function<void(absl::Status)> done);

@@ -331,8 +331,8 @@ void World::Fetch(Peer& peer, Space space, const std::vector<std::string>& seque
   ++did_["fetch"];
   StartDataFetch(*peer.link, peer.connection,
                  std::make_shared<const ClientNamespace>(this->space(space)), operation.keys,
-                 *operation.sink, std::chrono::system_clock::now() + kOperationTime, nullptr,
-                 [this, &operation](const absl::StatusOr<FetchResult>& result) {
+                 *operation.sink, Elsewhere(), std::chrono::system_clock::now() + kOperationTime,
+                 nullptr, [this, &operation](const absl::StatusOr<FetchResult>& result) {
                    Fetched(operation, result);
                  });
 }
