@@ -40,6 +40,7 @@
 #include "service/local_door.h"
 #include "service/local_peers.h"
 #include "service/metrics.h"
+#include "service/peer_service.h"
 #include "service/service_context.h"
 #include "service/session_table.h"
 #include "service/ticker.h"
@@ -142,6 +143,7 @@ class Node::Impl {
   std::unique_ptr<EngineService> engine_;
   std::unique_ptr<DataPlane> data_plane_;  // Null without --ucx.
   std::unique_ptr<DataService> data_;
+  std::unique_ptr<PeerService> peer_service_;
   std::unique_ptr<AdminService> local_admin_;
   std::unique_ptr<AdminService> remote_admin_;
   std::unique_ptr<grpc::Server> main_server_;
@@ -192,6 +194,7 @@ absl::Status Node::Impl::Start() {
   context_->start_nanos = clock_.MonotonicNanos();
   cache_ = std::make_unique<CacheService>(*context_);
   engine_ = std::make_unique<EngineService>(*context_);
+  peer_service_ = std::make_unique<PeerService>(*context_);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   KVMILL_RETURN_IF_ERROR(StartDataPlane());
@@ -312,6 +315,7 @@ absl::Status Node::Impl::StartMainServer() {
   builder.RegisterService(cache_.get());
   builder.RegisterService(engine_.get());
   builder.RegisterService(data_.get());
+  builder.RegisterService(peer_service_.get());
   builder.RegisterService(local_admin_.get());
   int port = -1;
   HostPort address;

@@ -20,6 +20,7 @@ namespace kvmill {
 
 class ClusterNode;
 class DataPlane;
+class PeerAnswers;
 
 // Limits that the outside meets; refusals name the value and the limit.
 inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{4} << 20;
@@ -63,6 +64,7 @@ struct ServiceContext {
   const DataPlane* data_plane = nullptr;  // Null: none.
   // Set once calls may be running already. Null: there is none (yet).
   std::atomic<ClusterNode*> cluster{nullptr};
+  std::atomic<PeerAnswers*> peer_answers{nullptr};  // Of the cluster.
   ServiceCounters counters{};
   std::atomic<bool> draining{false};
 

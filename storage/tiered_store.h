@@ -166,6 +166,9 @@ class TieredStore {
   LookupResult Lookup(NamespaceId namespace_id, absl::Span<const BlockKey> keys,
                       absl::Span<const TailCandidate> tails = {});
 
+  // Which of the blocks are here, in every layer group. Never blocks; counts and changes nothing.
+  std::vector<bool> Present(NamespaceId namespace_id, absl::Span<const BlockKey> keys) const;
+
   // Pages in host memory; of a block that is on the GPU, a copy of its own. NOT_FOUND: a miss, also
   // when every copy was damaged (counted, dropped). RESOURCE_EXHAUSTED: no host room to load it
   // into. `path` is what it is counted under.

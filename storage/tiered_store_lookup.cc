@@ -75,6 +75,20 @@ TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
   return result;
 }
 
+std::vector<bool> TieredStore::Present(NamespaceId namespace_id,
+                                       absl::Span<const BlockKey> keys) const {
+  const OpenedNamespace* space = impl_->namespaces_.Find(namespace_id);
+  std::vector<bool> present(keys.size(), space != nullptr);
+  if (space == nullptr) return present;
+  std::vector<BlockIndex::Presence> found(keys.size());
+  for (std::size_t g = 0; g < space->spec.groups.size(); ++g) {
+    impl_->index_->FindBatch(namespace_id, static_cast<std::uint8_t>(g), keys,
+                             absl::MakeSpan(found));
+    for (std::size_t i = 0; i < keys.size(); ++i) present[i] = present[i] && found[i].flags != 0;
+  }
+  return present;
+}
+
 const TailCandidate* TieredStore::Impl::FindTail(const OpenedNamespace& space,
                                                  absl::Span<const BlockKey> keys,
                                                  absl::Span<const TailCandidate> tails,

@@ -95,15 +95,20 @@ void PointerTable::Keep(const ClusterView& view) {
   }
 }
 
+void AddPointers(const Fingerprint& fingerprint, const RunQuery& query,
+                 const PointerTable& pointers, RunAnswer* answer) {
+  if (answer->present != AllOf(query) && !query.anchor.empty()) {
+    answer->pointers = pointers.Find(AnchorHash(fingerprint, query.anchor));
+  }
+}
+
 RunAnswer AnswerOf(const Fingerprint& fingerprint, const RunQuery& query,
                    const std::function<bool(const BlockKey&)>& has, const PointerTable& pointers) {
   RunAnswer answer;
   for (std::size_t i = 0; i < query.keys.size(); ++i) {
     if (has(query.keys[i])) answer.present |= std::uint32_t{1} << i;
   }
-  if (answer.present != AllOf(query) && !query.anchor.empty()) {
-    answer.pointers = pointers.Find(AnchorHash(fingerprint, query.anchor));
-  }
+  AddPointers(fingerprint, query, pointers, &answer);
   return answer;
 }
 

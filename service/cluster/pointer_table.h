@@ -68,6 +68,10 @@ class PointerTable {
   std::vector<Name> holders_;
 };
 
+// The pointers of an answer that has the blocks already: none when these are all.
+void AddPointers(const Fingerprint& fingerprint, const RunQuery& query,
+                 const PointerTable& pointers, RunAnswer* answer);
+
 // What a node answers: the blocks of the query that `has` says are here, whole, and, when these are
 // not all, who was announced to have some.
 RunAnswer AnswerOf(const Fingerprint& fingerprint, const RunQuery& query,

@@ -16,9 +16,9 @@
 #include "service/cluster/loop.h"
 #include "service/cluster/registry.h"
 #include "service/etcd/etcd_call.h"
-#include "service/etcd/etcd_inbox.h"
 #include "service/etcd/etcd_servers.h"
 #include "service/etcd/etcd_watch.h"
+#include "service/etcd/loop_inbox.h"
 
 namespace kvmill {
 
@@ -29,7 +29,7 @@ class EtcdCalls {
         servers_(std::move(servers)),
         user_(options.user),
         password_(options.password),
-        inbox_(std::make_shared<EtcdInbox>(loop)) {}
+        inbox_(std::make_shared<LoopInbox>(loop)) {}
   ~EtcdCalls();
   EtcdCalls(const EtcdCalls&) = delete;
   EtcdCalls& operator=(const EtcdCalls&) = delete;
@@ -72,7 +72,7 @@ class EtcdCalls {
   const std::unique_ptr<EtcdServers> servers_;
   const std::string user_;
   const std::string password_;
-  const std::shared_ptr<EtcdInbox> inbox_;
+  const std::shared_ptr<LoopInbox> inbox_;
 
   Registry::CallId next_id_ = 1;
   std::unordered_map<Registry::CallId, std::shared_ptr<EtcdCall>> calls_;

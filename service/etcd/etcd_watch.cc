@@ -16,7 +16,7 @@ std::string EndOfPrefix(std::string prefix) {
   return prefix;
 }
 
-EtcdWatch::EtcdWatch(Loop& loop, std::shared_ptr<EtcdInbox> inbox, Options options)
+EtcdWatch::EtcdWatch(Loop& loop, std::shared_ptr<LoopInbox> inbox, Options options)
     : loop_(loop),
       inbox_(std::move(inbox)),
       prefix_(std::move(options.prefix)),

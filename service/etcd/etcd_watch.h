@@ -9,9 +9,9 @@
 
 #include "service/cluster/loop.h"
 #include "service/cluster/registry.h"
-#include "service/etcd/etcd_inbox.h"
 #include "service/etcd/etcd_servers.h"
 #include "service/etcd/etcd_stream.h"
+#include "service/etcd/loop_inbox.h"
 
 namespace kvmill {
 
@@ -27,7 +27,7 @@ class EtcdWatch : public std::enable_shared_from_this<EtcdWatch> {
     std::int64_t silence_nanos = 0;
     Registry::WatchCalls calls;
   };
-  EtcdWatch(Loop& loop, std::shared_ptr<EtcdInbox> inbox, Options options);
+  EtcdWatch(Loop& loop, std::shared_ptr<LoopInbox> inbox, Options options);
   ~EtcdWatch() { Stop(); }
 
   // Runs just before the end is told: why (OK for `compacted`).
@@ -55,7 +55,7 @@ class EtcdWatch : public std::enable_shared_from_this<EtcdWatch> {
   Calls EndedBy(const absl::Status& why);
 
   Loop& loop_;
-  const std::shared_ptr<EtcdInbox> inbox_;
+  const std::shared_ptr<LoopInbox> inbox_;
   const std::string prefix_;
   const std::int64_t silence_nanos_;
   Registry::Revision next_revision_;  // Of the next event: earlier ones are known.

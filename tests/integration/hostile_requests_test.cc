@@ -11,6 +11,7 @@
 #include <set>
 
 #include "kvmill/v1/admin.grpc.pb.h"
+#include "kvmill/v1/peer.pb.h"
 #include "tests/integration/hostile_caller.h"
 #include "tests/integration/ucx_fixture.h"
 #include "tests/long_form.h"
@@ -25,9 +26,9 @@ constexpr char kDrain[] = "kvmill.v1.Admin.Drain";
 // Every method of every service in proto/kvmill/v1.
 std::vector<const MethodDescriptor*> AllMethods() {
   // One message of each file: the linker then takes them all.
-  for (const Descriptor* one :
-       {v1::StatusReply::descriptor(), v1::StatReply::descriptor(), v1::ConnectReply::descriptor(),
-        v1::HelloReply::descriptor(), v1::NamespaceRef::descriptor()}) {
+  for (const Descriptor* one : {v1::StatusReply::descriptor(), v1::StatReply::descriptor(),
+                                v1::ConnectReply::descriptor(), v1::HelloReply::descriptor(),
+                                v1::NamespaceRef::descriptor(), v1::LocateReply::descriptor()}) {
     EXPECT_NE(one, nullptr);
   }
   std::vector<const MethodDescriptor*> methods;

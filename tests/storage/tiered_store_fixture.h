@@ -54,7 +54,7 @@ class DiskHandle : public DiskStore {
   FaultyDiskStore& disk_;
 };
 
-class TieredStoreTest : public testing::Test {
+class TieredStoreTest : public ::testing::Test {
  protected:
   static constexpr std::uint32_t kLayers = 2;
   static constexpr std::uint32_t kHeads = 2;
@@ -152,11 +152,11 @@ class TieredStoreTest : public testing::Test {
 
   // Whether a fetched block holds exactly the records that this machine's encoder makes of block
   // `number`.
-  static testing::AssertionResult Holds(const BlockRef& ref, std::uint64_t number) {
+  static ::testing::AssertionResult Holds(const BlockRef& ref, std::uint64_t number) {
     return PagesHold(ref.pages(), number);
   }
-  static testing::AssertionResult PagesHold(absl::Span<const absl::Span<const std::byte>> pages,
-                                            std::uint64_t number) {
+  static ::testing::AssertionResult PagesHold(absl::Span<const absl::Span<const std::byte>> pages,
+                                              std::uint64_t number) {
     const Values values = ValuesOf(number);
     const TileFormat format = FormatOf(Spec(), Spec().groups[0]);
     std::vector<std::byte> record(RecordBytes(format));
@@ -166,7 +166,7 @@ class TieredStoreTest : public testing::Test {
         absl::MakeSpan(scratch).subspan(64 - misaligned, EncodeScratchBytes(format));
     for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
       auto page = PageView::Parse(pages[layer]);
-      if (!page.ok()) return testing::AssertionFailure() << page.status();
+      if (!page.ok()) return ::testing::AssertionFailure() << page.status();
       for (std::uint32_t head = 0; head < kHeads; ++head) {
         HeadViews views(values, layer, head, kTokens);
         EncodeResult result;
@@ -176,17 +176,17 @@ class TieredStoreTest : public testing::Test {
         const auto contents = page->contents(head);
         if (contents.size() != record.size() ||
             std::memcmp(contents.data(), record.data(), record.size()) != 0) {
-          return testing::AssertionFailure()
+          return ::testing::AssertionFailure()
                  << "block " << number << " layer " << layer << " head " << head << " differs";
         }
       }
     }
-    return testing::AssertionSuccess();
+    return ::testing::AssertionSuccess();
   }
 
-  testing::AssertionResult GetIs(std::uint64_t number) {
+  ::testing::AssertionResult GetIs(std::uint64_t number) {
     auto ref = store_->Fetch(Id(number));
-    if (!ref.ok()) return testing::AssertionFailure() << ref.status();
+    if (!ref.ok()) return ::testing::AssertionFailure() << ref.status();
     return Holds(*ref, number);
   }
 

@@ -1,7 +1,7 @@
 // How gRPC's threads reach the loop, and how a registry that is destroyed waits until they have let
 // go of it.
-#ifndef KVMILL_SERVICE_ETCD_ETCD_INBOX_H_
-#define KVMILL_SERVICE_ETCD_ETCD_INBOX_H_
+#ifndef KVMILL_SERVICE_ETCD_LOOP_INBOX_H_
+#define KVMILL_SERVICE_ETCD_LOOP_INBOX_H_
 
 #include <functional>
 #include <memory>
@@ -12,9 +12,9 @@
 
 namespace kvmill {
 
-class EtcdInbox : public std::enable_shared_from_this<EtcdInbox> {
+class LoopInbox : public std::enable_shared_from_this<LoopInbox> {
  public:
-  explicit EtcdInbox(Loop& loop) : loop_(loop) {}
+  explicit LoopInbox(Loop& loop) : loop_(loop) {}
 
   // On the loop, for each call that gRPC is given.
   void Begin() {
@@ -50,4 +50,4 @@ class EtcdInbox : public std::enable_shared_from_this<EtcdInbox> {
 
 }  // namespace kvmill
 
-#endif  // KVMILL_SERVICE_ETCD_ETCD_INBOX_H_
+#endif  // KVMILL_SERVICE_ETCD_LOOP_INBOX_H_

@@ -1,0 +1,255 @@
+#include "service/grpc_peers.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+#include "service/peer_codec.h"
+#include "storage/core/check.h"
+
+namespace kvmill {
+namespace {
+
+constexpr int kAnswerBytesMax = 1 << 20;  // 64 runs of 32 keys are 140 KiB.
+// gRPC answers from memory while it waits to connect again. PeerHealth waits as well, and longer.
+constexpr int kReconnectMs = 50;
+constexpr int kReconnectMsMax = 1000;
+constexpr int kConnectMs = 1000;
+// Not more often than daemons allow (channel_args.h).
+constexpr int kPingMs = 10'000;
+constexpr int kPingTimeoutMs = 5'000;
+constexpr std::size_t kMessageBytesOfPeer = 256;  // Of its errors, for ours.
+
+grpc::ChannelArguments ChannelArguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kAnswerBytesMax);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMsMax);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
+  // A member that comes back at an address gets a connection of its own, and proxies are for the
+  // outside world.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return arguments;
+}
+
+absl::Status ErrorOf(const grpc::Status& status, const std::string& peer) {
+  const std::string message =
+      absl::StrCat("node \"", peer, "\": ", status.error_message().substr(0, kMessageBytesOfPeer));
+  // Another process is there: the member that was meant is not.
+  if (status.error_code() == grpc::StatusCode::ABORTED) return absl::UnavailableError(message);
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), message);
+}
+
+}  // namespace
+
+struct GrpcPeers::Link {
+  explicit Link(const Member& member)
+      : incarnation(member.incarnation),
+        address(member.address),
+        stub(v1::Peer::NewStub(grpc::CreateCustomChannel(absl::StrCat("dns:///", address),
+                                                         grpc::InsecureChannelCredentials(),
+                                                         ChannelArguments()))) {}
+  bool IsFor(const Member& member) const {
+    return incarnation == member.incarnation && address == member.address;
+  }
+
+  const std::string incarnation, address;
+  const std::unique_ptr<v1::Peer::Stub> stub;
+};
+
+GrpcPeers::GrpcPeers(Loop& loop, const Member& self, Puller puller)
+    : loop_(loop),
+      self_(self),
+      puller_(std::move(puller)),
+      inbox_(std::make_shared<LoopInbox>(loop)) {}
+
+GrpcPeers::~GrpcPeers() {
+  for (auto& [id, call] : calls_) {
+    loop_.Cancel(call.timer);
+    call.context->TryCancel();
+  }
+  calls_.clear();
+  inbox_->Close();
+}
+
+GrpcPeers::LinkPtr GrpcPeers::LinkOf(const Member& member) {
+  LinkPtr& link = links_[member.id];
+  if (link == nullptr || !link->IsFor(member)) link = std::make_shared<Link>(member);
+  return link;
+}
+
+void GrpcPeers::Keep(const ClusterView& view) {
+  const auto gone = [&view](const std::string& id) { return !view.IndexOf(id).has_value(); };
+  std::erase_if(links_, [&](const auto& entry) {
+    const auto index = view.IndexOf(entry.first);
+    return !index.has_value() || !entry.second->IsFor(view.members()[*index]);
+  });
+  MutexLock lock(mu_);
+  std::erase_if(stats_, [&](const auto& entry) { return gone(entry.first); });
+  for (const Member& member : view.members()) {
+    if (member.id != self_.id) stats_.try_emplace(member.id);
+  }
+}
+
+std::map<std::string, GrpcPeers::PeerStats> GrpcPeers::stats() const {
+  MutexLock lock(mu_);
+  return stats_;
+}
+
+void GrpcPeers::Count(const std::string& peer, bool request, bool failure) {
+  MutexLock lock(mu_);
+  PeerStats& stats = stats_[peer];
+  stats.requests += request;
+  stats.failures += failure;
+}
+
+bool GrpcPeers::End(CallId id, bool failed) {
+  const auto node = calls_.extract(id);
+  if (node.empty()) return false;
+  loop_.Cancel(node.mapped().timer);
+  if (failed) Count(node.mapped().peer, false, true);
+  return true;
+}
+
+template <typename Reply, typename Answer, typename Request, typename Convert>
+Peers::CallId GrpcPeers::Start(const Member& member, Request request, Method<Request, Reply> method,
+                               std::int64_t deadline_nanos, Convert convert, Done<Answer> done) {
+  // What gRPC uses while the call runs, longer than this knows of it when it came too late.
+  struct State {
+    LinkPtr link;
+    std::shared_ptr<grpc::ClientContext> context = std::make_shared<grpc::ClientContext>();
+    Request request;
+    Reply reply;
+  };
+  const CallId id = next_++;
+  auto state = std::make_shared<State>();
+  state->link = LinkOf(member);
+  state->request = std::move(request);
+  state->request.set_incarnation(member.incarnation);
+  const std::int64_t left = deadline_nanos - loop_.clock().MonotonicNanos();
+  // The timer decides; gRPC's deadline tells the peer, and comes later.
+  state->context->set_deadline(
+      std::chrono::system_clock::now() +
+      std::chrono::nanoseconds(std::max<std::int64_t>(left, 0) + 10'000'000));
+  Call& call = calls_[id];
+  call.peer = member.id;
+  call.context = state->context;
+  call.timer = loop_.At(deadline_nanos, [this, id, done, peer = member.id] {
+    const std::shared_ptr<grpc::ClientContext> context = calls_.at(id).context;
+    End(id, true);
+    context->TryCancel();
+    done(absl::DeadlineExceededError(
+        absl::StrCat("node \"", peer, "\": no answer by the deadline")));
+  });
+  Count(member.id, true, false);
+  inbox_->Begin();
+  ((*state->link->stub->async()).*method)(
+      state->context.get(), &state->request, &state->reply,
+      [this, id, state, inbox = inbox_, convert = std::move(convert), done = std::move(done),
+       peer = member.id](const grpc::Status& status) mutable {
+        // All that refers to the connection goes to the loop: it may be the last of it.
+        inbox->Post([this, id, state = std::move(state), convert = std::move(convert),
+                     done = std::move(done), peer = std::move(peer), status] {
+          absl::StatusOr<Answer> answer = absl::UnknownError("");
+          if (status.ok()) {
+            answer = convert(state->reply);
+          } else {
+            answer = ErrorOf(status, peer);
+          }
+          if (End(id, !answer.ok())) done(std::move(answer));
+        });
+        inbox->End();
+      });
+  return id;
+}
+
+Peers::CallId GrpcPeers::Locate(const Member& member, const Fingerprint& fingerprint,
+                                std::vector<RunQuery> queries, std::int64_t deadline_nanos,
+                                Done<std::vector<RunAnswer>> done) {
+  KVMILL_CHECK(!queries.empty() && queries.size() <= kQueryRunsMax);
+  v1::LocateRequest request;
+  request.set_fingerprint(std::string(AsBytes(fingerprint)));
+  ToProto(queries, &request);
+  return Start<v1::LocateReply>(
+      member, std::move(request), &Async::Locate, deadline_nanos,
+      [](const v1::LocateReply& reply) -> absl::StatusOr<std::vector<RunAnswer>> {
+        return FromProto(reply);
+      },
+      std::move(done));
+}
+
+Peers::CallId GrpcPeers::Pull(const Member& member, const Fingerprint& fingerprint, RunKeys blocks,
+                              std::int64_t deadline_nanos, Done<std::vector<absl::Status>> done) {
+  KVMILL_CHECK(!blocks.keys.empty() && blocks.keys.size() <= kRunBlocks);
+  const CallId id = next_++;
+  puller_.pull(id, member, fingerprint, std::move(blocks), deadline_nanos, std::move(done));
+  return id;
+}
+
+Peers::CallId GrpcPeers::Announce(const Member& member, std::vector<Announcement> announcements,
+                                  std::int64_t deadline_nanos,
+                                  std::function<void(absl::Status)> done) {
+  KVMILL_CHECK(announcements.size() <= kAnnouncementsMax);
+  v1::AnnounceRequest request;
+  ToProto(announcements, self_, &request);
+  struct Taken {};
+  return Start<v1::AnnounceReply>(
+      member, std::move(request), &Async::Announce, deadline_nanos,
+      [](const v1::AnnounceReply&) -> absl::StatusOr<Taken> { return Taken(); },
+      Done<Taken>(
+          [done = std::move(done)](const absl::StatusOr<Taken>& taken) { done(taken.status()); }));
+}
+
+Peers::CallId GrpcPeers::ListRuns(const Member& member, std::vector<std::uint64_t> anchor_hashes,
+                                  std::int64_t deadline_nanos, Done<std::vector<HeldRun>> done) {
+  KVMILL_CHECK(anchor_hashes.size() <= kListRunsMax);
+  v1::ListRunsRequest request;
+  for (const std::uint64_t hash : anchor_hashes) request.add_anchor_hashes(hash);
+  return Start<v1::ListRunsReply>(
+      member, std::move(request), &Async::ListRuns, deadline_nanos,
+      [](const v1::ListRunsReply& reply) { return FromProto(reply); }, std::move(done));
+}
+
+Peers::CallId GrpcPeers::HandOver(const Member& member, std::vector<Announcement> announcements,
+                                  std::int64_t deadline_nanos,
+                                  Done<std::vector<std::uint8_t>> done) {
+  KVMILL_CHECK(announcements.size() <= kAnnouncementsMax);
+  v1::AnnounceRequest request;
+  ToProto(announcements, self_, &request);
+  return Start<v1::HandOverReply>(
+      member, std::move(request), &Async::HandOver, deadline_nanos,
+      [](const v1::HandOverReply& reply) { return FromProto(reply); }, std::move(done));
+}
+
+Peers::CallId GrpcPeers::Compare(const Member& member, const Digests& digests,
+                                 std::int64_t deadline_nanos, Done<std::uint64_t> done) {
+  v1::CompareRequest request;
+  request.set_holder(self_.id);
+  request.set_holder_incarnation(self_.incarnation);
+  for (const std::uint64_t digest : digests) request.add_digests(digest);
+  return Start<v1::CompareReply>(
+      member, std::move(request), &Async::Compare, deadline_nanos,
+      [](const v1::CompareReply& reply) -> absl::StatusOr<std::uint64_t> {
+        return reply.different();
+      },
+      std::move(done));
+}
+
+void GrpcPeers::Cancel(CallId id) {
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return puller_.cancel(id);
+  const std::shared_ptr<grpc::ClientContext> context = found->second.context;
+  End(id, false);
+  context->TryCancel();
+}
+
+}  // namespace kvmill

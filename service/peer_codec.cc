@@ -1,0 +1,184 @@
+#include "service/peer_codec.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "client/convert.h"
+#include "service/cluster/registration.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+absl::Status TooMany(absl::string_view what, std::size_t count, std::size_t count_max) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(count, " ", what, " in one request: at most ", count_max));
+}
+
+absl::StatusOr<RunQuery> QueryFromProto(const v1::LocateRun& run) {
+  RunQuery query;
+  if (run.first() >= kRunBlocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("place ", run.first(), " in a run: it has ", kRunBlocks, " blocks"));
+  }
+  query.first = static_cast<std::uint8_t>(run.first());
+  const std::size_t keys_max = kRunBlocks - run.first();
+  const auto count = static_cast<std::size_t>(run.keys_size());
+  if (count == 0 || count > keys_max) {
+    return absl::InvalidArgumentError(absl::StrCat(count, " keys of a run from place ", run.first(),
+                                                   " on: want 1 to ", keys_max));
+  }
+  KVMILL_ASSIGN_OR_RETURN(query.anchor, OptionalKeyFromBytes(run.anchor()));
+  query.keys.reserve(count);
+  for (const std::string& key : run.keys()) {
+    KVMILL_ASSIGN_OR_RETURN(query.keys.emplace_back(), BlockKey::FromBytes(key));
+  }
+  return query;
+}
+
+absl::StatusOr<HeldRun> RunFromProto(const v1::HeldRun& from) {
+  HeldRun run;
+  run.anchor_hash = from.anchor_hash();
+  KVMILL_ASSIGN_OR_RETURN(run.fingerprint, FingerprintFromBytes(from.fingerprint()));
+  KVMILL_ASSIGN_OR_RETURN(run.anchor, BlockKey::FromBytes(from.anchor()));
+  if (static_cast<std::size_t>(from.keys_size()) > kRunBlocks) {
+    return TooMany("keys of a run", static_cast<std::size_t>(from.keys_size()), kRunBlocks);
+  }
+  for (const std::string& key : from.keys()) {
+    KVMILL_ASSIGN_OR_RETURN(run.keys.emplace_back(), BlockKey::FromBytes(key));
+  }
+  run.bytes = from.bytes();
+  return run;
+}
+
+}  // namespace
+
+absl::Status CheckMeantFor(absl::string_view incarnation, absl::string_view own) {
+  if (incarnation == own) return absl::OkStatus();
+  if (incarnation.size() != kIncarnationBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("incarnation of ", incarnation.size(), " bytes: want ", kIncarnationBytes));
+  }
+  return absl::AbortedError(absl::StrCat("meant for incarnation ",
+                                         absl::BytesToHexString(incarnation), ", this is ",
+                                         absl::BytesToHexString(own)));
+}
+
+void ToProto(const std::vector<RunQuery>& queries, v1::LocateRequest* out) {
+  for (const RunQuery& query : queries) {
+    v1::LocateRun* run = out->add_runs();
+    run->set_anchor(std::string(query.anchor.view()));
+    run->set_first(query.first);
+    for (const BlockKey& key : query.keys) run->add_keys(std::string(key.view()));
+  }
+}
+
+absl::StatusOr<std::vector<RunQuery>> FromProto(const v1::LocateRequest& request) {
+  const auto count = static_cast<std::size_t>(request.runs_size());
+  if (count > kQueryRunsMax) return TooMany("runs", count, kQueryRunsMax);
+  std::vector<RunQuery> queries;
+  queries.reserve(count);
+  for (const v1::LocateRun& run : request.runs()) {
+    KVMILL_ASSIGN_OR_RETURN(queries.emplace_back(), QueryFromProto(run));
+  }
+  return queries;
+}
+
+void ToProto(const std::vector<RunAnswer>& answers, v1::LocateReply* out) {
+  for (const RunAnswer& answer : answers) {
+    v1::LocatedRun* run = out->add_runs();
+    run->set_present(answer.present);
+    for (const Pointer& pointer : answer.pointers) {
+      v1::PeerPointer* to = run->add_pointers();
+      to->set_holder(pointer.holder);
+      to->set_incarnation(pointer.incarnation);
+      to->set_count(pointer.count);
+    }
+  }
+}
+
+std::vector<RunAnswer> FromProto(const v1::LocateReply& reply) {
+  std::vector<RunAnswer> answers;
+  for (const v1::LocatedRun& run : reply.runs()) {
+    RunAnswer& answer = answers.emplace_back();
+    answer.present = run.present();
+    for (const v1::PeerPointer& from : run.pointers()) {
+      if (from.count() > kRunBlocks || !HolderOf(from.holder(), from.incarnation()).ok()) return {};
+      answer.pointers.push_back(
+          {from.holder(), from.incarnation(), static_cast<std::uint8_t>(from.count())});
+    }
+  }
+  return answers;
+}
+
+void ToProto(const std::vector<Announcement>& announcements, const Member& holder,
+             v1::AnnounceRequest* out) {
+  out->set_holder(holder.id);
+  out->set_holder_incarnation(holder.incarnation);
+  for (const Announcement& announcement : announcements) {
+    out->add_anchor_hashes(announcement.anchor_hash);
+    out->add_counts(announcement.count);
+  }
+}
+
+absl::StatusOr<std::vector<Announcement>> FromProto(const v1::AnnounceRequest& request) {
+  const auto count = static_cast<std::size_t>(request.anchor_hashes_size());
+  if (count > kAnnouncementsMax) return TooMany("announcements", count, kAnnouncementsMax);
+  if (request.counts_size() != request.anchor_hashes_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.counts_size(), " counts: want one for each of ", count, " anchors"));
+  }
+  std::vector<Announcement> announcements;
+  announcements.reserve(count);
+  for (int i = 0; i < request.anchor_hashes_size(); ++i) {
+    if (request.counts(i) > kRunBlocks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("count ", request.counts(i), ": a run has ", kRunBlocks, " blocks"));
+    }
+    announcements.push_back(
+        {request.anchor_hashes(i), static_cast<std::uint8_t>(request.counts(i))});
+  }
+  return announcements;
+}
+
+absl::StatusOr<Member> HolderOf(const std::string& holder, const std::string& incarnation) {
+  KVMILL_RETURN_IF_ERROR(CheckName("node id", holder));
+  if (incarnation.size() != kIncarnationBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("incarnation of ", incarnation.size(), " bytes: want ", kIncarnationBytes));
+  }
+  return Member{.id = holder, .incarnation = incarnation};
+}
+
+void ToProto(const std::vector<HeldRun>& runs, v1::ListRunsReply* out) {
+  for (const HeldRun& run : runs) {
+    v1::HeldRun* to = out->add_runs();
+    to->set_anchor_hash(run.anchor_hash);
+    to->set_fingerprint(std::string(AsBytes(run.fingerprint)));
+    to->set_anchor(std::string(run.anchor.view()));
+    for (const BlockKey& key : run.keys) to->add_keys(std::string(key.view()));
+    to->set_bytes(run.bytes);
+  }
+}
+
+absl::StatusOr<std::vector<HeldRun>> FromProto(const v1::ListRunsReply& reply) {
+  std::vector<HeldRun> runs;
+  for (const v1::HeldRun& from : reply.runs()) {
+    absl::StatusOr<HeldRun> run = RunFromProto(from);
+    if (!run.ok()) return absl::DataLossError(run.status().message());
+    runs.push_back(*std::move(run));
+  }
+  return runs;
+}
+
+absl::StatusOr<std::vector<std::uint8_t>> FromProto(const v1::HandOverReply& reply) {
+  std::vector<std::uint8_t> counts;
+  for (const std::uint32_t count : reply.counts()) {
+    if (count > kRunBlocks) return absl::DataLossError(absl::StrCat("count ", count));
+    counts.push_back(static_cast<std::uint8_t>(count));
+  }
+  return counts;
+}
+
+}  // namespace kvmill
