@@ -87,6 +87,8 @@ void EtcdWatch::AskForProgress() {
 void EtcdWatch::Read(bool ok) {
   if (calls_ == nullptr) return;
   if (!ok) {
+    // Nothing may be written to a stream that was released.
+    if (progress_timer_ != 0) loop_.Cancel(std::exchange(progress_timer_, 0));
     stream_->Release();  // Then it ends, and says why.
     return;
   }

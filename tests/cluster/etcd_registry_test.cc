@@ -130,6 +130,21 @@ TEST_F(EtcdRegistryTest, AQuietWatchLivesLongerThanItsSilence) {
   EXPECT_FALSE(watcher.WaitEnded(Millis(2200)));
 }
 
+// On a busy machine some time passes between the last word of a stream and its end.
+TEST_F(EtcdRegistryTest, AWatchWhoseStreamIsOverAsksForNothingMore) {
+  Connect();
+  Watcher watcher;
+  Watch(&watcher, List()->header.revision + 1, Millis(1000));  // It asks every 333 ms.
+  ASSERT_TRUE(watcher.WaitStarted());
+  loop_.Run([this] {
+    etcd_.Kill();
+    std::this_thread::sleep_for(Millis(100));  // The last word waits for the loop.
+    loop_.Post([] { std::this_thread::sleep_for(Millis(400)); });
+  });
+  EXPECT_TRUE(watcher.WaitEnded());
+  EXPECT_TRUE(absl::IsUnavailable(watcher.broken)) << watcher.broken;
+}
+
 TEST_F(EtcdRegistryTest, ManyLeasesExpireAtOnce) {
   Connect();
   const auto kept = Grant(1);
