@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -128,6 +129,9 @@ class BlockIndex::Impl {
     std::size_t entries_bytes() const {
       return (std::size_t{shard_blocks_max} << kShardBits) * sizeof(BlockEntry);
     }
+    std::size_t links_bytes() const {
+      return entries_bytes() / sizeof(BlockEntry) * sizeof(RunLink);
+    }
     std::size_t cells_bytes() const {
       return (std::size_t{segment_cells_max} << (kShardBits + segment_bits)) *
              sizeof(std::uint64_t);
@@ -139,13 +143,17 @@ class BlockIndex::Impl {
     std::uint32_t segment_cells_max;
   };
 
-  Impl(const Options& options, const Shape& shape, ReservedMemory entries, ReservedMemory cells)
+  Impl(const Options& options, const Shape& shape, ReservedMemory entries, ReservedMemory cells,
+       std::optional<ReservedMemory> links)
       : shape_(shape),
         hash_(options.hash),
         entries_memory_(std::move(entries)),
         cells_memory_(std::move(cells)),
+        links_memory_(std::move(links)),
         entries_(reinterpret_cast<BlockEntry*>(entries_memory_.base())),
         cells_(reinterpret_cast<std::atomic<std::uint64_t>*>(cells_memory_.base())),
+        links_(links_memory_.has_value() ? reinterpret_cast<RunLink*>(links_memory_->base())
+                                         : nullptr),
         segments_(std::size_t{kShardCount} << shape.segment_bits) {}
 
   static EntryId IdOf(std::uint32_t shard, std::uint32_t local) {
@@ -279,8 +287,10 @@ class BlockIndex::Impl {
   std::uint64_t (*const hash_)(NamespaceId, std::uint8_t, const BlockKey&);
   const ReservedMemory entries_memory_;
   const ReservedMemory cells_memory_;
+  const std::optional<ReservedMemory> links_memory_;
   BlockEntry* const entries_;                // By EntryId.
   std::atomic<std::uint64_t>* const cells_;  // segment_cells_max each segment.
+  RunLink* const links_;                     // By EntryId; null: none are kept.
   std::vector<Segment> segments_;            // Those of a shard side by side, under its lock.
   std::array<Shard, kShardCount> shards_;
   std::atomic<std::uint32_t> blocks_{0};  // Allocated, detached ones included; bounds the index.
@@ -298,12 +308,18 @@ absl::StatusOr<std::unique_ptr<BlockIndex>> BlockIndex::Create(const Options& op
   const Impl::Shape shape(options.entries_max);
   KVMILL_ASSIGN_OR_RETURN(ReservedMemory entries, ReservedMemory::Create(shape.entries_bytes()));
   KVMILL_ASSIGN_OR_RETURN(ReservedMemory cells, ReservedMemory::Create(shape.cells_bytes()));
-  return std::unique_ptr<BlockIndex>(
-      new BlockIndex(std::make_unique<Impl>(options, shape, std::move(entries), std::move(cells))));
+  std::optional<ReservedMemory> links;
+  if (options.keeps_links) {
+    KVMILL_ASSIGN_OR_RETURN(ReservedMemory memory, ReservedMemory::Create(shape.links_bytes()));
+    links.emplace(std::move(memory));
+  }
+  return std::unique_ptr<BlockIndex>(new BlockIndex(std::make_unique<Impl>(
+      options, shape, std::move(entries), std::move(cells), std::move(links))));
 }
 
 absl::StatusOr<EntryId> BlockIndex::Insert(const BlockId& id, std::size_t page_count,
-                                           absl::FunctionRef<void(BlockEntry&)> init) {
+                                           absl::FunctionRef<void(BlockEntry&)> init,
+                                           const RunLink& link) {
   KVMILL_CHECK(page_count <= std::numeric_limits<std::uint16_t>::max());
   const Impl::Home home = impl_->HomeOf(impl_->hash_(id.namespace_id, id.group, id.key));
   Impl::Shard& shard = impl_->shards_[home.shard];
@@ -337,6 +353,7 @@ absl::StatusOr<EntryId> BlockIndex::Insert(const BlockId& id, std::size_t page_c
                 id.key.data() + BlockEntry::kKeyBytesInline,
                 kBlockKeyBytesMax - BlockEntry::kKeyBytesInline);
   }
+  if (impl_->links_ != nullptr) impl_->links_[entry_id] = link;
   init(entry);
   impl_->Place(home, std::uint64_t{home.tag} << 32 | (local + 1));
   impl_->in_table_.fetch_add(1, std::memory_order_relaxed);
@@ -359,6 +376,21 @@ void BlockIndex::With(EntryId entry, absl::FunctionRef<void(BlockEntry&)> use) {
   BlockEntry& e = impl_->EntryAt(entry);
   KVMILL_DCHECK(Impl::LocalOf(entry) < shard.entry_count && (e.flags & kFreed) == 0);
   use(e);
+}
+
+bool BlockIndex::At(EntryId entry, absl::FunctionRef<void(const BlockEntry&)> use) const {
+  if (entry >= ids_max()) return false;
+  const Impl::Shard& shard = impl_->ShardAt(entry);
+  MutexLock lock(shard.mu);
+  if (Impl::LocalOf(entry) >= shard.entry_count) return false;
+  const BlockEntry& e = impl_->EntryAt(entry);
+  if ((e.flags & (kDetached | kFreed)) != 0) return false;
+  use(e);
+  return true;
+}
+
+RunLink BlockIndex::LinkOf(EntryId entry) const {
+  return impl_->links_ == nullptr ? RunLink() : impl_->links_[entry];
 }
 
 void BlockIndex::Prefetch(absl::Span<const BlockId> ids) const {
@@ -441,20 +473,30 @@ void BlockIndex::Free(EntryId entry) {
   impl_->blocks_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void BlockIndex::ForEach(absl::FunctionRef<bool(EntryId, const BlockEntry&)> visit) const {
-  constexpr std::uint32_t kEntriesPerLock = 256;
-  for (std::uint32_t s = 0; s < kShardCount; ++s) {
-    const Impl::Shard& shard = impl_->shards_[s];
-    for (std::uint32_t begin = 0;; begin += kEntriesPerLock) {
-      MutexLock lock(shard.mu);
-      if (begin >= shard.entry_count) break;
-      const std::uint32_t end = std::min(shard.entry_count, begin + kEntriesPerLock);
-      for (std::uint32_t local = begin; local < end; ++local) {
-        const BlockEntry& entry = impl_->EntryAt(Impl::IdOf(s, local));
-        if ((entry.flags & kDetached) != 0) continue;
-        if (!visit(Impl::IdOf(s, local), entry)) return;
-      }
+bool BlockIndex::ForNext(Cursor* cursor,
+                         absl::FunctionRef<void(EntryId, const BlockEntry&)> visit) const {
+  for (; cursor->shard < kShardCount; ++cursor->shard, cursor->local = 0) {
+    const Impl::Shard& shard = impl_->shards_[cursor->shard];
+    MutexLock lock(shard.mu);
+    if (cursor->local >= shard.entry_count) continue;
+    const std::uint32_t end = std::min(shard.entry_count, cursor->local + kStepEntries);
+    for (; cursor->local < end; ++cursor->local) {
+      const EntryId id = Impl::IdOf(cursor->shard, cursor->local);
+      const BlockEntry& entry = impl_->EntryAt(id);
+      if ((entry.flags & kDetached) == 0) visit(id, entry);
     }
+    return true;
+  }
+  return false;
+}
+
+void BlockIndex::ForEach(absl::FunctionRef<bool(EntryId, const BlockEntry&)> visit) const {
+  Cursor cursor;
+  bool more = true;
+  const auto visit_unless_stopped = [&](EntryId id, const BlockEntry& entry) {
+    if (more) more = visit(id, entry);
+  };
+  while (more && ForNext(&cursor, visit_unless_stopped)) {
   }
 }
 
@@ -470,7 +512,8 @@ std::uint64_t BlockIndex::metadata_bytes() const {
     bytes += shard.places_bytes;
     entry_count_most = std::max<std::uint64_t>(entry_count_most, shard.entry_count);
   }
-  bytes += (entry_count_most << kShardBits) * sizeof(BlockEntry);
+  bytes += (entry_count_most << kShardBits) *
+           (sizeof(BlockEntry) + (impl_->links_ != nullptr ? sizeof(RunLink) : 0));
   for (const Segment& segment : impl_->segments_) {
     bytes += Impl::CellsOf(segment) * sizeof(std::uint64_t);
   }

@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "storage/core/block_key.h"
+#include "storage/core/run_link.h"
 #include "storage/eviction/policy.h"
 #include "storage/page_pool.h"
 
@@ -82,6 +83,7 @@ class BlockIndex {
  public:
   struct Options {
     std::uint32_t entries_max = 0;  // 1 to 2^31.
+    bool keeps_links = false;       // 16 bytes a block more.
     // For tests that need keys to collide.
     std::uint64_t (*hash)(NamespaceId, std::uint8_t group, const BlockKey&) = &HashOf;
   };
@@ -89,14 +91,20 @@ class BlockIndex {
   ~BlockIndex();
 
   // Adds a block with `page_count` (at most 65535) empty places; `init` fills the entry before
-  // anyone can find it. ALREADY_EXISTS, RESOURCE_EXHAUSTED (naming the limit).
+  // anyone can find it. ALREADY_EXISTS, RESOURCE_EXHAUSTED (naming the limit). `link` is dropped
+  // unless the index keeps links.
   absl::StatusOr<EntryId> Insert(const BlockId& id, std::size_t page_count,
-                                 absl::FunctionRef<void(BlockEntry&)> init);
+                                 absl::FunctionRef<void(BlockEntry&)> init,
+                                 const RunLink& link = RunLink());
 
   // Calls `use` with the block's entry; false when it is not in the table.
   bool Find(const BlockId& id, absl::FunctionRef<void(EntryId, BlockEntry&)> use);
   // The same for an entry that the caller knows to exist (detached ones included).
   void With(EntryId entry, absl::FunctionRef<void(BlockEntry&)> use);
+  // The same for any number; false when no block in the table has it now.
+  bool At(EntryId entry, absl::FunctionRef<void(const BlockEntry&)> use) const;
+  // What was given to Insert. Under the entry's lock: in the callbacks of Find, At and ForNext.
+  RunLink LinkOf(EntryId entry) const;
 
   // What Find of these will look at, to the cache. A hint; takes no lock.
   void Prefetch(absl::Span<const BlockId> ids) const;
@@ -120,6 +128,14 @@ class BlockIndex {
   // Visits blocks in the table, shard by shard, a bounded number under one lock; `visit` returns
   // false to stop. Blocks that come or go meanwhile may be missed.
   void ForEach(absl::FunctionRef<bool(EntryId, const BlockEntry&)> visit) const;
+  // The same in steps of at most kStepEntries blocks, under one lock each. False, and nothing
+  // visited, at the end.
+  static constexpr std::uint32_t kStepEntries = 256;
+  struct Cursor {
+    std::uint32_t shard = 0;
+    std::uint32_t local = 0;
+  };
+  bool ForNext(Cursor* cursor, absl::FunctionRef<void(EntryId, const BlockEntry&)> visit) const;
 
   std::uint32_t ids_max() const;         // Every EntryId is below; a little more than entries_max.
   std::uint64_t size() const;            // Blocks in the table.

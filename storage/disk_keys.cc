@@ -48,6 +48,44 @@ absl::Status CheckChecksum(absl::string_view what, absl::string_view key, absl::
   return absl::OkStatus();
 }
 
+// What `run_place` says of a block; unknown codes say nothing, as in versions before there were
+// any.
+std::uint8_t RunPlaceOf(const DiskBlockMeta& meta) {
+  const auto place = static_cast<std::uint8_t>(1 + meta.link.place);
+  switch (meta.link.kind) {
+    case RunLink::Kind::kNone:
+      return 0;
+    case RunLink::Kind::kFirst:
+      return 1;
+    case RunLink::Kind::kParent:
+      return meta.parent.empty() ? 0 : place;
+    case RunLink::Kind::kAnchor:
+      return kNamesAnchor | place;
+  }
+  return 0;
+}
+
+// `before` is what lies where the parent's key is. May empty meta->parent.
+void DecodeRunPlace(std::uint8_t run_place, absl::string_view before, DiskBlockMeta* meta) {
+  const bool names_anchor = (run_place & kNamesAnchor) != 0;
+  const int place = (run_place & ~kNamesAnchor) - 1;
+  if (place < 0 || place >= static_cast<int>(kRunBlocks)) return;
+  RunLink& link = meta->link;
+  if (names_anchor) {
+    if (before.size() != sizeof(link.hash)) return;
+    std::memcpy(&link.hash, before.data(), sizeof(link.hash));
+    link.kind = RunLink::Kind::kAnchor;
+    link.place = static_cast<std::uint8_t>(place);
+    meta->parent = BlockKey();
+  } else if (place == 0) {
+    link.kind = RunLink::Kind::kFirst;
+  } else if (!before.empty()) {
+    link.hash = KeyHash(meta->id.fingerprint, meta->parent);
+    link.kind = RunLink::Kind::kParent;
+    link.place = static_cast<std::uint8_t>(place);
+  }
+}
+
 }  // namespace
 
 std::string EncodeMetaKey(const DiskBlockId& id) {
@@ -84,13 +122,17 @@ std::string EncodeMetaValue(absl::string_view meta_key, const DiskBlockMeta& met
     }
   }
   MetaValueHeader header{};
+  const absl::string_view before = meta.link.kind == RunLink::Kind::kAnchor
+                                       ? AsBytes(&meta.link.hash, sizeof(meta.link.hash))
+                                       : meta.parent.view();
   header.version = kMetaValueVersion;
-  header.parent_bytes = static_cast<std::uint8_t>(meta.parent.size());
+  header.parent_bytes = static_cast<std::uint8_t>(before.size());
+  header.run_place = RunPlaceOf(meta);
   header.token_count = meta.token_count;
   header.run_count = static_cast<std::uint16_t>(runs.size());
   header.epoch = meta.epoch;
   header.block_number = block_number;
-  std::string value = absl::StrCat(AsBytes(&header, sizeof(header)), meta.parent.view(),
+  std::string value = absl::StrCat(AsBytes(&header, sizeof(header)), before,
                                    AsBytes(runs.data(), runs.size() * sizeof(PageRun)));
   SetChecksum<MetaValueHeader>(meta_key, &value);
   return value;
@@ -121,6 +163,8 @@ absl::StatusOr<DecodedMeta> DecodeMeta(absl::string_view meta_key, absl::string_
     KVMILL_ASSIGN_OR_RETURN(decoded.meta.parent, BlockKey::FromBytes(meta_value.substr(
                                                      sizeof(header), header.parent_bytes)));
   }
+  DecodeRunPlace(header.run_place, meta_value.substr(sizeof(header), header.parent_bytes),
+                 &decoded.meta);
   decoded.meta.token_count = header.token_count;
   decoded.meta.epoch = header.epoch;
   decoded.block_number = header.block_number;

@@ -35,7 +35,7 @@ inline constexpr std::size_t kDiskPagesMax = 65535;
 struct MetaValueHeader {
   std::uint16_t version;
   std::uint8_t parent_bytes;  // 0..64.
-  std::uint8_t reserved;      // 0.
+  std::uint8_t run_place;     // 0: not known; 1 + place in its run; with kNamesAnchor, see below.
   std::uint16_t token_count;
   std::uint16_t run_count;
   std::uint64_t epoch;         // Column family that holds the pages.
@@ -43,6 +43,9 @@ struct MetaValueHeader {
   std::uint64_t checksum;      // XXH3-64 of meta key and meta value with this field 0.
 };
 static_assert(sizeof(MetaValueHeader) == 32);
+
+// In run_place: in place of the parent key are the 8 bytes of RunLink::hash, of the run's anchor.
+inline constexpr std::uint8_t kNamesAnchor = 0x80;
 
 // `page_count` consecutive pages of `page_bytes` each.
 struct PageRun {

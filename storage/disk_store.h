@@ -24,6 +24,7 @@
 #include "absl/types/span.h"
 #include "storage/core/block_key.h"
 #include "storage/core/namespace.h"
+#include "storage/core/run_link.h"
 
 namespace kvmill {
 
@@ -39,7 +40,10 @@ struct DiskBlockId {
 // What the `meta` column family holds of a block.
 struct DiskBlockMeta {
   DiskBlockId id;
-  BlockKey parent;  // Empty for the first block of a sequence.
+  // Empty for the first block of a sequence, when it is not known, and when the link names the
+  // anchor.
+  BlockKey parent;
+  RunLink link;  // One to the parent is kept when that is not empty.
   std::uint16_t token_count = 0;
   std::vector<std::uint32_t>
       page_bytes;           // One a layer of the group, in the group's order; all > 0.

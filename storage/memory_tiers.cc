@@ -9,10 +9,11 @@
 namespace kvmill {
 
 MemoryTiers::MemoryTiers(BlockIndex& index, const Clock& clock, StoreCounters& counters, Part host,
-                         Part gpu)
+                         Part gpu, StoreObserver* observer)
     : index_(index),
       clock_(clock),
       counters_(counters),
+      observer_(observer),
       pools_{gpu.pool, host.pool},
       rooms_{Room(clock), Room(clock)},
       policies_{std::move(gpu.policy), std::move(host.policy)} {}
@@ -100,15 +101,21 @@ EntryTraits MemoryTiers::TraitsOf(const BlockId& id, const BlockKey& parent,
 }
 
 absl::Status MemoryTiers::AddNew(const NewBlock& block) {
+  Telling telling(observer_);
   MutexLock lock(policy_mu_);
   const EntryTraits traits = TraitsOf(block.id, block.parent, block.block_index, Tier::kHost);
-  KVMILL_ASSIGN_OR_RETURN(const EntryId entry,
-                          index_.Insert(block.id, block.places.size(), [&](BlockEntry& e) {
-                            e.token_count = block.token_count;
-                            e.flags = block.flags;
-                            e.inserted_at_s = NowSeconds();
-                            std::copy(block.places.begin(), block.places.end(), e.pages().begin());
-                          }));
+  KVMILL_ASSIGN_OR_RETURN(const EntryId entry, index_.Insert(
+                                                   block.id, block.places.size(),
+                                                   [&](BlockEntry& e) {
+                                                     e.token_count = block.token_count;
+                                                     e.flags = block.flags;
+                                                     e.inserted_at_s = NowSeconds();
+                                                     std::copy(block.places.begin(),
+                                                               block.places.end(),
+                                                               e.pages().begin());
+                                                   },
+                                                   block.link));
+  if (telling.wanted()) telling.Note(block.id);
   policy(Tier::kHost).Insert(entry, traits);
   CountBlock(Tier::kHost, block.places.size(), +1);
   return absl::OkStatus();
@@ -150,7 +157,7 @@ void MemoryTiers::Touch(EntryId entry) {
   if (InMemory(flags) && (flags & (kDetached | kLeaving)) == 0) policy(TierOf(flags)).Touch(entry);
 }
 
-std::uint8_t MemoryTiers::RemoveLocked(EntryId entry) {
+std::uint8_t MemoryTiers::RemoveLocked(EntryId entry, Telling* telling) {
   std::uint8_t flags = 0;
   bool referenced = false;
   std::size_t page_count = 0;
@@ -158,6 +165,7 @@ std::uint8_t MemoryTiers::RemoveLocked(EntryId entry) {
     flags = e.flags;
     page_count = e.pages().size();
     referenced = e.references != 0;
+    if (telling->wanted()) telling->Note(e.id());
     if (!referenced) ReleasePages(e);
   });
   KVMILL_CHECK(detached);
@@ -171,13 +179,15 @@ std::uint8_t MemoryTiers::RemoveLocked(EntryId entry) {
 }
 
 std::uint8_t MemoryTiers::Remove(const BlockId& id) {
+  Telling telling(observer_);
   MutexLock lock(policy_mu_);
   EntryId entry = kNoEntry;
   if (!index_.Find(id, [&](EntryId found, BlockEntry&) { entry = found; })) return 0;
-  return RemoveLocked(entry);
+  return RemoveLocked(entry, &telling);
 }
 
 bool MemoryTiers::DropCopy(const BlockId& id, Tier tier) {
+  Telling telling(observer_);
   MutexLock lock(policy_mu_);
   EntryId entry = kNoEntry;
   bool gone = false;
@@ -193,7 +203,7 @@ bool MemoryTiers::DropCopy(const BlockId& id, Tier tier) {
   });
   if (entry == kNoEntry) return false;
   if (gone) {
-    RemoveLocked(entry);
+    RemoveLocked(entry, &telling);
   } else {
     policy(tier).Remove(entry);
     CountBlock(tier, page_count, -1);
@@ -202,18 +212,20 @@ bool MemoryTiers::DropCopy(const BlockId& id, Tier tier) {
 }
 
 void MemoryTiers::DiskCopyIsGone(const BlockId& id) {
+  Telling telling(observer_);
   MutexLock lock(policy_mu_);
   EntryId entry = kNoEntry;
   index_.Find(id, [&](EntryId found, BlockEntry&) { entry = found; });
-  if (entry != kNoEntry) DiskCopyIsGoneLocked(entry);
+  if (entry != kNoEntry) DiskCopyIsGoneLocked(entry, &telling);
 }
 
 void MemoryTiers::DiskCopyIsGone(EntryId entry) {
+  Telling telling(observer_);
   MutexLock lock(policy_mu_);
-  DiskCopyIsGoneLocked(entry);
+  DiskCopyIsGoneLocked(entry, &telling);
 }
 
-void MemoryTiers::DiskCopyIsGoneLocked(EntryId entry) {
+void MemoryTiers::DiskCopyIsGoneLocked(EntryId entry, Telling* telling) {
   bool known = false;
   bool gone = false;
   index_.With(entry, [&](BlockEntry& e) {
@@ -224,7 +236,7 @@ void MemoryTiers::DiskCopyIsGoneLocked(EntryId entry) {
   });
   if (!known) return;
   counters_.tier_blocks[Index(Tier::kDisk)].Subtract();
-  if (gone) RemoveLocked(entry);
+  if (gone) RemoveLocked(entry, telling);
 }
 
 void MemoryTiers::Release(EntryId entry) {
@@ -243,6 +255,7 @@ MemoryTiers::Evicted MemoryTiers::Evict(std::uint64_t bytes, EvictReason reason)
   Evicted evicted;
   const std::uint32_t now_s = NowSeconds();
   while (evicted.bytes < bytes) {
+    Telling telling(observer_);
     MutexLock lock(policy_mu_);
     const EntryId victim = policy(Tier::kHost).Evict([this](EntryId entry) {
       bool may_leave = false;
@@ -278,7 +291,7 @@ MemoryTiers::Evicted MemoryTiers::Evict(std::uint64_t bytes, EvictReason reason)
     CountBlock(Tier::kHost, page_count, -1);
     // A block that is in no memory cannot be referenced, and one that is nowhere else either is of
     // no use in the table.
-    if (gone) RemoveLocked(victim);
+    if (gone) RemoveLocked(victim, &telling);
     ++evicted.blocks;
     evicted.bytes += victim_bytes;
     CountEvicted(Tier::kHost, reason, age_s);
@@ -353,6 +366,7 @@ bool MemoryTiers::Move(const MovingBlock& block, Tier to, const BlockKey& parent
 
 bool MemoryTiers::Leave(const MovingBlock& block, bool may_lose, EvictReason reason) {
   const std::uint32_t now_s = NowSeconds();
+  Telling telling(observer_);
   MutexLock lock(policy_mu_);
   bool left = false;
   bool gone = false;
@@ -370,7 +384,7 @@ bool MemoryTiers::Leave(const MovingBlock& block, bool may_lose, EvictReason rea
   if (!left) return false;
   CountBlock(Tier::kGpu, block.places.size(), -1);
   CountEvicted(Tier::kGpu, reason, age_s);
-  if (gone) RemoveLocked(block.entry);
+  if (gone) RemoveLocked(block.entry, &telling);
   return true;
 }
 

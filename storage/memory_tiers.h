@@ -23,11 +23,13 @@
 #include "storage/block_index.h"
 #include "storage/core/clock.h"
 #include "storage/core/mutex.h"
+#include "storage/core/run_link.h"
 #include "storage/core/tier.h"
 #include "storage/eviction/policy.h"
 #include "storage/page_pool.h"
 #include "storage/room.h"
 #include "storage/store_counters.h"
+#include "storage/store_observer.h"
 
 namespace kvmill {
 
@@ -44,7 +46,9 @@ class MemoryTiers {
     PagePool* pool = nullptr;  // Null: the daemon has no such tier.
     std::unique_ptr<EvictionPolicy> policy;
   };
-  MemoryTiers(BlockIndex& index, const Clock& clock, StoreCounters& counters, Part host, Part gpu);
+  // `observer` may be null.
+  MemoryTiers(BlockIndex& index, const Clock& clock, StoreCounters& counters, Part host, Part gpu,
+              StoreObserver* observer);
 
   bool has_gpu() const { return pools_[Index(Tier::kGpu)] != nullptr; }
   PagePool& pool(Tier tier) const { return *pools_[Index(tier)]; }
@@ -69,6 +73,7 @@ class MemoryTiers {
     std::uint32_t block_index = 0;
     std::uint16_t token_count = 0;
     std::uint8_t flags = 0;
+    RunLink link;
     absl::Span<const PagePlace> places;
   };
   absl::Status AddNew(const NewBlock& block);
@@ -149,14 +154,38 @@ class MemoryTiers {
   // Gives the pages of a block that is in memory back to their pool and empties the places; its
   // flags say that it is in no memory then. Under the entry's lock.
   void ReleasePages(BlockEntry& entry);
-  void DiskCopyIsGoneLocked(EntryId entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);
+  // Tells the observer of a block that came or is gone, when it ends. Made before the policies'
+  // mutex is locked, and so ends after it.
+  class Telling {
+   public:
+    explicit Telling(StoreObserver* observer) : observer_(observer) {}
+    ~Telling() {
+      if (changed_) observer_->Changed(id_);
+    }
+    Telling(const Telling&) = delete;
+    Telling& operator=(const Telling&) = delete;
+    bool wanted() const { return observer_ != nullptr; }
+    void Note(const BlockId& id) {
+      id_ = id;
+      changed_ = wanted();
+    }
+
+   private:
+    StoreObserver* const observer_;
+    bool changed_ = false;
+    BlockId id_;
+  };
+  void DiskCopyIsGoneLocked(EntryId entry, Telling* telling)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);
   // Detach and, when nobody refers to it, free. Every detach happens under policy_mu_, so no two
   // meet.
-  std::uint8_t RemoveLocked(EntryId entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);
+  std::uint8_t RemoveLocked(EntryId entry, Telling* telling)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);
 
   BlockIndex& index_;
   const Clock& clock_;
   StoreCounters& counters_;
+  StoreObserver* const observer_;
 
   const std::array<PagePool*, kMemoryTiers> pools_;
   std::array<Room, kMemoryTiers> rooms_;

@@ -102,7 +102,9 @@ absl::Status TieredStore::Impl::Start() {
                          " MiB in huge pages", pool.huge_error == 0 ? "" : ": ",
                          pool.huge_error == 0 ? "" : std::strerror(pool.huge_error)));
   }
-  KVMILL_ASSIGN_OR_RETURN(index_, BlockIndex::Create({.entries_max = options_.blocks_max}));
+  KVMILL_ASSIGN_OR_RETURN(index_,
+                          BlockIndex::Create({.entries_max = options_.blocks_max,
+                                              .keeps_links = options_.observer != nullptr}));
   MemoryTiers::Part host{pool_.get(), nullptr};
   KVMILL_ASSIGN_OR_RETURN(host.policy, MakePolicy(options_.host_bytes));
   MemoryTiers::Part gpu;
@@ -115,8 +117,8 @@ absl::Status TieredStore::Impl::Start() {
     gpu.pool = gpu_pool_.get();
     KVMILL_ASSIGN_OR_RETURN(gpu.policy, MakePolicy(options_.gpu_bytes));
   }
-  tiers_ =
-      std::make_unique<MemoryTiers>(*index_, clock_, counters_, std::move(host), std::move(gpu));
+  tiers_ = std::make_unique<MemoryTiers>(*index_, clock_, counters_, std::move(host),
+                                         std::move(gpu), options_.observer);
   if (options_.gpu != nullptr) {
     KVMILL_ASSIGN_OR_RETURN(
         gpu_, GpuTier::Create(*options_.gpu, *tiers_, namespaces_, clock_, counters_));
@@ -271,18 +273,19 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
       return true;
     }
     const BlockId id{space->id, meta.id.group, meta.id.key};
-    absl::Status inserted =
-        index_
-            ->Insert(id, meta.page_bytes.size(),
-                     [&](BlockEntry& e) {
-                       e.token_count = meta.token_count;
-                       e.flags = kOnDisk;
-                       e.inserted_at_s = now_s;
-                       for (std::size_t i = 0; i < meta.page_bytes.size(); ++i) {
-                         e.pages()[i].page_bytes = meta.page_bytes[i];
-                       }
-                     })
-            .status();
+    absl::Status inserted = index_
+                                ->Insert(
+                                    id, meta.page_bytes.size(),
+                                    [&](BlockEntry& e) {
+                                      e.token_count = meta.token_count;
+                                      e.flags = kOnDisk;
+                                      e.inserted_at_s = now_s;
+                                      for (std::size_t i = 0; i < meta.page_bytes.size(); ++i) {
+                                        e.pages()[i].page_bytes = meta.page_bytes[i];
+                                      }
+                                    },
+                                    meta.link)
+                                .status();
     if (absl::IsResourceExhausted(inserted)) {
       full = inserted;
       return false;
@@ -346,6 +349,12 @@ absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::FindNamespace(
     return absl::NotFoundError(
         absl::StrCat("namespace ", ToHex(fingerprint), " is not known here"));
   }
+  return InfoOf(*space, space->name);
+}
+
+absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::FindNamespace(NamespaceId id) const {
+  const OpenedNamespace* space = impl_->namespaces_.Find(id);
+  if (space == nullptr) return absl::NotFoundError(absl::StrCat("namespace ", id, " is not open"));
   return InfoOf(*space, space->name);
 }
 

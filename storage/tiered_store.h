@@ -38,11 +38,13 @@
 #include "storage/core/clock.h"
 #include "storage/core/namespace.h"
 #include "storage/core/page_layout.h"
+#include "storage/core/run_link.h"
 #include "storage/core/tier.h"
 #include "storage/device/device.h"
 #include "storage/disk_store.h"
 #include "storage/eviction/policy.h"
 #include "storage/page_pool.h"
+#include "storage/store_observer.h"
 #include "storage/store_stats.h"
 
 namespace kvmill {
@@ -95,6 +97,9 @@ class TieredStore {
     Device* gpu = nullptr;
     std::uint64_t gpu_bytes = 0;
     std::uint64_t gpu_arena_bytes = std::uint64_t{256} << 20;
+    // Told of blocks that come and go, but not of those found on disk before Create returns; null:
+    // nobody is, and links are not kept in memory. Outlives the store.
+    StoreObserver* observer = nullptr;
   };
 
   // `disk` may be null: no disk tier. Reads the namespaces and the index of `disk` before it
@@ -122,6 +127,7 @@ class TieredStore {
                                               absl::string_view name) const;
   absl::StatusOr<NamespaceInfo> FindNamespace(absl::string_view tenant,
                                               const Fingerprint& fingerprint) const;
+  absl::StatusOr<NamespaceInfo> FindNamespace(NamespaceId id) const;
   std::vector<NamespaceInfo> Namespaces() const;
 
   // --- Store ---
@@ -238,6 +244,28 @@ class TieredStore {
   // Visits every block, without a lock held during `visit`, which returns false to stop. Blocks
   // that come or go meanwhile may be missed.
   void List(absl::FunctionRef<bool(const BlockInfo&)> visit) const;
+
+  // --- For who keeps account of what is here (service/held_runs.h) ---
+  struct HeldBlock {
+    bool whole = false;        // Every layer group of the namespace is here, in some tier.
+    RunLink link;              // Of the first group; none without Options::observer.
+    EntryId entry = kNoEntry;  // Of the first group; a name for BlockAt, as long as it is there.
+  };
+  // One answer a key (same size). Like Lookup, it never blocks and changes nothing; nothing is
+  // counted.
+  void Inspect(NamespaceId namespace_id, absl::Span<const BlockKey> keys,
+               absl::Span<HeldBlock> found) const;
+  // Some of all blocks, each with its first group's id; without a lock held during `visit`. False,
+  // and nothing visited, at the end. Blocks that are there from the first call to the last are
+  // visited.
+  struct WalkCursor {
+    std::uint32_t shard = 0;
+    std::uint32_t local = 0;
+  };
+  bool Walk(WalkCursor* cursor,
+            absl::FunctionRef<void(const BlockId&, const HeldBlock&)> visit) const;
+  // What the entry stands for now, with the bytes of all its groups; false when it is gone.
+  bool BlockAt(EntryId entry, BlockId* id, std::uint64_t* bytes) const;
 
   struct VerifyResult {
     std::uint64_t records_checked = 0;

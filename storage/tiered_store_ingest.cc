@@ -8,6 +8,28 @@
 #include "storage/tiered_store_impl.h"
 
 namespace kvmill {
+namespace {
+
+RunLink LinkOf(const OpenedNamespace& space, const BlockOrigin& origin) {
+  // Nobody looks for the blocks behind a tail, or for a tail by its run.
+  if (origin.token_count < space.spec.block_tokens || !origin.index_known) return {};
+  RunLink link;
+  link.place = static_cast<std::uint8_t>(origin.block_index % kRunBlocks);
+  if (link.place == 0) {
+    link.kind = RunLink::Kind::kFirst;
+  } else if (origin.anchor_hash != 0) {
+    link.kind = RunLink::Kind::kAnchor;
+    link.hash = origin.anchor_hash;
+  } else if (!origin.parent.empty()) {
+    link.kind = RunLink::Kind::kParent;
+    link.hash = KeyHash(space.fingerprint, origin.parent);
+  } else {
+    return {};
+  }
+  return link;
+}
+
+}  // namespace
 
 absl::Status TieredStore::Impl::CheckOrigin(const BlockId& id, const BlockOrigin& origin) const {
   const OpenedNamespace* space = namespaces_.Find(id.namespace_id);
@@ -84,13 +106,14 @@ absl::Status TieredStore::Impl::Enter(const BlockId& id, const BlockOrigin& orig
   entry.id = id;
   entry.parent = origin.parent;
   entry.block_index = origin.block_index;
+  entry.link = LinkOf(*namespaces_.Find(id.namespace_id), origin);
   entry.token_count = static_cast<std::uint16_t>(origin.token_count);
   entry.flags =
       static_cast<std::uint8_t>(write_behind_ != nullptr ? kInHost | kUnwritten : kInHost);
   entry.places = places;
   KVMILL_RETURN_IF_ERROR(tiers_->AddNew(entry));
   if (write_behind_ != nullptr) {
-    write_behind_->Enqueue(id, origin.parent);
+    write_behind_->Enqueue(id, origin.parent, entry.link);
   } else if (gpu_ != nullptr) {
     gpu_->Enqueue(id, origin.parent);
   }

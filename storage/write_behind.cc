@@ -37,10 +37,10 @@ WriteBehind::~WriteBehind() {
     LogError(absl::StrCat("the last flush of the disk tier failed: ", flushed.message()));
 }
 
-void WriteBehind::Enqueue(const BlockId& id, const BlockKey& parent) {
+void WriteBehind::Enqueue(const BlockId& id, const BlockKey& parent, const RunLink& link) {
   {
     MutexLock lock(mu_);
-    queue_.push_back({id, parent, clock_.MonotonicNanos()});
+    queue_.push_back({id, parent, link, clock_.MonotonicNanos()});
     ++pending_[id].jobs;
     ++jobs_enqueued_;
     failed_.erase(id);
@@ -136,12 +136,14 @@ void WriteBehind::Write(const Job& job) {
   EntryId entry = kNoEntry;
   Tier tier = Tier::kHost;
   DiskBlockMeta meta;
+  RunLink link;
   std::vector<SlotRef> slots;
   index_.Find(job.id, [&](EntryId found, BlockEntry& e) {
     if (!InMemory(e.flags) || (e.flags & kOnDisk) != 0) return;
     entry = found;
     tier = TierOf(e.flags);
     ++e.references;
+    link = index_.LinkOf(found);
     meta.token_count = e.token_count;
     for (const PagePlace& place : e.pages()) {
       meta.page_bytes.push_back(place.page_bytes);
@@ -152,6 +154,10 @@ void WriteBehind::Write(const Job& job) {
 
   meta.id = DiskIdOf(job.id);
   meta.parent = job.parent;
+  // The job may be of a block of that name that was removed, and this one have come otherwise.
+  const bool index_knows = link.kind != RunLink::Kind::kNone &&
+                           (link.kind != RunLink::Kind::kParent || !job.parent.empty());
+  meta.link = index_knows ? link : job.link;
   const std::int64_t start_nanos = clock_.MonotonicNanos();
   counters_.ObserveStage(Stage::kStoreQueue,
                          static_cast<double>(start_nanos - job.enqueued_nanos) * 1e-9);
@@ -194,13 +200,15 @@ void WriteBehind::RequeueUnwritten(absl::Span<const BlockId> ids) {
       if (pending_.contains(id)) continue;
     }
     bool requeue = false;
-    index_.Find(id, [&](EntryId, BlockEntry& e) {
+    RunLink link;
+    index_.Find(id, [&](EntryId entry, BlockEntry& e) {
       requeue = InMemory(e.flags) && (e.flags & (kOnDisk | kUnwritten)) == 0;
+      link = index_.LinkOf(entry);
       if (requeue) e.flags |= kUnwritten;
     });
     // The parent of a block that failed before is not known any more; it is a hint for the order of
-    // eviction only.
-    if (requeue) Enqueue(id, BlockKey{});
+    // eviction, and a restart will not find the block's run.
+    if (requeue) Enqueue(id, BlockKey{}, link);
   }
 }
 

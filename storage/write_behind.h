@@ -38,7 +38,7 @@ class WriteBehind {
   ~WriteBehind();
 
   // The block is in the index with kInHost | kUnwritten.
-  void Enqueue(const BlockId& id, const BlockKey& parent);
+  void Enqueue(const BlockId& id, const BlockKey& parent, const RunLink& link);
 
   // See TieredStore::MakeDurable.
   void MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results);
@@ -68,6 +68,7 @@ class WriteBehind {
   struct Job {
     BlockId id;
     BlockKey parent;
+    RunLink link;
     std::int64_t enqueued_nanos = 0;
   };
   struct Pending {

@@ -40,7 +40,8 @@ struct Growth {
 
 Growth Fill(std::uint64_t page_count, std::size_t key_bytes) {
   const std::uint64_t before = ResidentBytes();
-  const std::unique_ptr<BlockIndex> index = *BlockIndex::Create({.entries_max = kBlocks});
+  const std::unique_ptr<BlockIndex> index =
+      *BlockIndex::Create({.entries_max = kBlocks, .keeps_links = true});
   const std::unique_ptr<EvictionPolicy> policy = *CreateEvictionPolicy(
       kDefaultEvictionPolicy, {.entries_max = index->ids_max(), .capacity_blocks = kBlocks});
   for (std::uint32_t n = 0; n < kBlocks; ++n) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -185,6 +186,50 @@ TEST(BlockIndexDeathTest, FreeingAnEntryThatIsInTheTableReferencedOrFreeAlreadyI
   index->With(entry, [](BlockEntry& e) { e.references = 0; });
   index->Free(entry);
   EXPECT_DEATH(index->Free(entry), "kFreed");
+}
+
+TEST(BlockIndexTest, KeepsLinksOnlyWhenToldTo) {
+  const RunLink link{77, RunLink::Kind::kParent, 5};
+  for (const bool keeps : {false, true}) {
+    const auto index = *BlockIndex::Create({.entries_max = 4096, .keeps_links = keeps});
+    const EntryId linked = *index->Insert(
+        Id(1), 2, [](BlockEntry&) {}, link);
+    const EntryId bare = *index->Insert(Id(2), 2, [](BlockEntry&) {});
+    const auto link_of = [&](EntryId entry) {
+      RunLink found;
+      EXPECT_TRUE(index->At(entry, [&](const BlockEntry&) { found = index->LinkOf(entry); }));
+      return found;
+    };
+    EXPECT_EQ(link_of(linked), keeps ? link : RunLink());
+    EXPECT_EQ(link_of(bare), RunLink());
+    // Whoever gets the number next has a link of its own.
+    ASSERT_TRUE(index->Detach(linked, [](BlockEntry&) {}));
+    EXPECT_FALSE(index->At(linked, [](const BlockEntry&) {}));
+    index->Free(linked);
+    EXPECT_FALSE(index->At(linked, [](const BlockEntry&) {}));
+    ASSERT_EQ(*index->Insert(Id(1), 2, [](BlockEntry&) {}), linked);
+    EXPECT_EQ(link_of(linked), RunLink());
+    EXPECT_FALSE(index->At(index->ids_max(), [](const BlockEntry&) {}));
+    EXPECT_FALSE(index->At(kNoEntry, [](const BlockEntry&) {}));
+  }
+}
+
+TEST(BlockIndexTest, StepsVisitEveryBlockOnce) {
+  auto index = Make(40000);
+  std::set<EntryId> there;
+  for (std::uint64_t n = 0; n < 20000; ++n) there.insert(*Add(*index, n));
+  BlockIndex::Cursor cursor;
+  std::set<EntryId> visited;
+  for (bool more = true; more;) {
+    std::uint32_t step = 0;
+    more = index->ForNext(&cursor, [&](EntryId entry, const BlockEntry&) {
+      EXPECT_TRUE(visited.insert(entry).second);
+      ++step;
+    });
+    EXPECT_LE(step, BlockIndex::kStepEntries);
+    EXPECT_EQ(step > 0, more);
+  }
+  EXPECT_EQ(visited, there);
 }
 
 TEST(BlockIndexTest, ForEachVisitsEveryBlockOnceAndStopsWhenTold) {

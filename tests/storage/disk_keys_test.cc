@@ -44,6 +44,45 @@ TEST(DiskKeysTest, AFirstBlockHasNoParent) {
   EXPECT_TRUE(decoded->meta.parent.empty());
 }
 
+TEST(DiskKeysTest, LinksToParentsAndAnchorsComeBackAndCostNoByte) {
+  DiskBlockMeta meta = SomeMeta();
+  const std::string key = EncodeMetaKey(meta.id);
+  const std::size_t size = EncodeMetaValue(key, meta, 1).size();
+  const auto back = [&key](const DiskBlockMeta& of) {
+    const auto decoded = DecodeMeta(key, EncodeMetaValue(key, of, 1));
+    EXPECT_TRUE(decoded.ok()) << decoded.status();
+    return decoded->meta;
+  };
+  // As versions wrote it that kept no places.
+  EXPECT_EQ(EncodeMetaValue(key, meta, 1)[3], 0);
+  EXPECT_EQ(back(meta).link, RunLink());
+
+  meta.link = {KeyHash(meta.id.fingerprint, meta.parent), RunLink::Kind::kParent, 31};
+  EXPECT_EQ(EncodeMetaValue(key, meta, 1).size(), size);
+  EXPECT_EQ(EncodeMetaValue(key, meta, 1)[3], 32);
+  EXPECT_EQ(back(meta).link, meta.link);
+  EXPECT_EQ(back(meta).parent, meta.parent);
+
+  meta.link = {0, RunLink::Kind::kFirst, 0};
+  EXPECT_EQ(EncodeMetaValue(key, meta, 1)[3], 1);
+  EXPECT_EQ(back(meta).link, meta.link);
+  EXPECT_EQ(back(meta).parent, meta.parent);
+
+  meta.link = {0x0807060504030201u, RunLink::Kind::kAnchor, 5};
+  const std::string value = EncodeMetaValue(key, meta, 1);
+  EXPECT_EQ(value[2], 8);
+  EXPECT_EQ(static_cast<unsigned char>(value[3]), 0x86);
+  EXPECT_EQ(value.substr(32, 8), "\1\2\3\4\5\6\7\x8");
+  EXPECT_EQ(back(meta).link, meta.link);
+  EXPECT_TRUE(back(meta).parent.empty());
+  EXPECT_EQ(back(meta).page_bytes, meta.page_bytes);
+
+  // The parent is not known any more: then the place says nothing after a restart.
+  meta.parent = BlockKey();
+  meta.link = {7, RunLink::Kind::kParent, 3};
+  EXPECT_EQ(back(meta).link, RunLink());
+}
+
 TEST(DiskKeysTest, AnyFlippedBitOrCutIsDataLoss) {
   const DiskBlockMeta meta = SomeMeta();
   const std::string key = EncodeMetaKey(meta.id);

@@ -1,0 +1,141 @@
+// What this node holds, by run, as its store has it: kept up to date in the background.
+//
+// The store tells of blocks that come and go (StoreObserver); the ids wait in a bounded queue for a
+// thread of this object, which gathers them for a moment, looks in the store what became of them,
+// enters it into a HeldTable and tells the listener which counts are others now. So what this says
+// is some ten milliseconds old: who acts on it must be able to live with a miss.
+//
+// When the queue is full ids are dropped, and the store is walked once more, as at the start: all
+// its blocks are looked at, and what the table has beyond them is dropped, while old counts stay.
+//
+// A block is held when all layer groups of its namespace are, in whatever tier. Only namespaces of
+// one tenant count: others' blocks are nobody's business in the cluster.
+//
+// Thread-safe. Decision 0028 says why it is so.
+#ifndef KVMILL_SERVICE_HELD_RUNS_H_
+#define KVMILL_SERVICE_HELD_RUNS_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
+#include "service/cluster/held_table.h"
+#include "service/cluster/peers.h"
+#include "storage/core/mutex.h"
+#include "storage/store_observer.h"
+#include "storage/tiered_store.h"
+
+namespace kvmill {
+
+class HeldRuns : public StoreObserver {
+ public:
+  struct Options {
+    std::string tenant;
+    std::size_t queue_max = 16384;  // Ids: 72 bytes each, twice.
+    // How long ids are gathered, so that a thread is not woken for each.
+    std::chrono::milliseconds gather{10};
+  };
+  // Counts that changed, each anchor once; 0: nothing is left. One call after the other, on this
+  // object's thread, with no lock held. The first calls tell of everything that there is.
+  using Listener = std::function<void(absl::Span<const Announcement>)>;
+
+  explicit HeldRuns(Options options) : options_(std::move(options)) {}
+  ~HeldRuns() override { Stop(); }
+
+  // Begins with a walk of the store, of which this is the observer (or nothing is noticed later).
+  // Once.
+  void Start(const TieredStore& store, Listener listener);
+  // The store is not used any more, and nobody is told. Before the store is destroyed; idempotent.
+  void Stop();
+
+  // Only puts the id into the queue: a short lock, which nobody holds while working.
+  void Changed(const BlockId& id) override;
+
+  // How many of the first blocks of the anchor's run are here (see HeldTable); 0: none.
+  std::uint8_t CountOf(std::uint64_t anchor_hash) const;
+
+  // The anchor of a block that is here; empty when it is not, or its run is not known.
+  std::optional<HeldTable::Place> PlaceOf(const Fingerprint& fingerprint,
+                                          const BlockKey& key) const;
+
+  // The blocks of a run that are here.
+  struct Run {
+    Fingerprint fingerprint{};
+    struct Block {
+      BlockKey key;
+      std::uint8_t place = 0;
+      std::uint64_t bytes = 0;  // Of the pages of all its groups.
+    };
+    // By place: the first one is the anchor, unless that is gone. Sequences that part within the
+    // run have several blocks at a place.
+    std::vector<Block> blocks;
+  };
+  // At most `blocks_max`, those of the lowest places. Empty when there are none. Asks the store, so
+  // not after Stop.
+  Run RunOf(std::uint64_t anchor_hash, std::size_t blocks_max) const;
+
+  struct Stats {
+    std::uint64_t blocks = 0;   // Of which something is known.
+    std::uint64_t waiting = 0;  // Of those: the anchor is not.
+    std::uint64_t runs = 0;
+    std::uint64_t bytes = 0;    // Of memory; without the queue.
+    std::uint64_t walks = 0;    // Of the store, the first one included.
+    std::uint64_t dropped = 0;  // Ids that found the queue full.
+  };
+  Stats stats() const;
+
+  // Returns when everything that was told of before is entered, and the listener has heard of it.
+  // Between Start and Stop.
+  void WaitSettled() const;
+
+ private:
+  struct Space {
+    bool counts = false;
+    Fingerprint fingerprint{};
+  };
+
+  void Work();
+  // Waits until there is something to do, and a little longer. False: Stop was called.
+  bool WaitForWork();
+  void WalkStore();
+  void DropMissed(const std::vector<HeldTable::Block>& missed);
+  void Drain();
+  void Look(absl::Span<const BlockId> ids);
+  void Enter(const BlockId& id, const TieredStore::HeldBlock& block);
+  void Tell();
+  const Space& SpaceOf(NamespaceId id);
+  bool stopping() const;
+
+  const Options options_;
+  const TieredStore* store_ = nullptr;
+  Listener listener_;
+  std::thread thread_;
+
+  mutable Mutex queue_mu_;
+  CondVar work_;
+  mutable CondVar settled_;
+  std::vector<BlockId> queue_ ABSL_GUARDED_BY(queue_mu_);
+  bool overflowed_ ABSL_GUARDED_BY(queue_mu_) = true;  // The first walk is due.
+  bool stopping_ ABSL_GUARDED_BY(queue_mu_) = false;
+  bool idle_ ABSL_GUARDED_BY(queue_mu_) = false;
+  std::uint64_t walks_ ABSL_GUARDED_BY(queue_mu_) = 0;
+  std::uint64_t dropped_ ABSL_GUARDED_BY(queue_mu_) = 0;
+
+  mutable Mutex table_mu_;
+  HeldTable table_ ABSL_GUARDED_BY(table_mu_);
+
+  // Of the thread.
+  std::vector<BlockId> taken_;
+  absl::flat_hash_map<NamespaceId, Space> spaces_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_HELD_RUNS_H_
