@@ -38,12 +38,16 @@ bool ValidAnswer(const std::vector<RunQuery>& queries, const std::vector<RunAnsw
 bool ValidRuns(const std::vector<std::uint64_t>& anchor_hashes, const std::vector<HeldRun>& runs) {
   absl::flat_hash_set<std::uint64_t> asked(anchor_hashes.begin(), anchor_hashes.end());
   return std::all_of(runs.begin(), runs.end(), [&](const HeldRun& run) {
-    if (asked.erase(run.anchor_hash) == 0 || run.anchor.empty()) return false;
-    if (run.keys.empty() || run.keys.size() > kRunBlocks) return false;
+    const RunKeys& blocks = run.blocks;
+    if (asked.erase(run.anchor_hash) == 0 || blocks.anchor.empty()) return false;
+    if (AnchorHash(run.fingerprint, blocks.anchor) != run.anchor_hash) return false;
+    if (blocks.keys.empty() || blocks.keys.size() > kListKeysMax) return false;
+    if (blocks.places.size() != blocks.keys.size() || run.bytes < blocks.keys.size()) return false;
+    if (!std::is_sorted(blocks.places.begin(), blocks.places.end())) return false;
     absl::flat_hash_set<absl::string_view> keys;
-    for (const BlockKey& key : run.keys) keys.insert(key.view());
-    if (keys.size() != run.keys.size() || keys.contains("")) return false;
-    return AnchorHash(run.fingerprint, run.anchor) == run.anchor_hash;
+    for (const BlockKey& key : blocks.keys) keys.insert(key.view());
+    return keys.size() == blocks.keys.size() && !keys.contains("") &&
+           blocks.places.back() < kRunBlocks;
   });
 }
 

@@ -77,19 +77,19 @@ struct Announcement {
 };
 
 inline constexpr std::size_t kListRunsMax = 64;  // Of one ListRuns.
+// Of one run in its answer. Sequences that part within a run have several blocks at a place.
+inline constexpr std::size_t kListKeysMax = 128;
 
 // What a node has of one run, for somebody who wants to copy it.
 struct HeldRun {
   std::uint64_t anchor_hash = 0;
   Fingerprint fingerprint{};
-  BlockKey anchor;
-  std::vector<BlockKey>
-      keys;                 // Of the blocks that it has, in the order of the run: up to kRunBlocks.
+  RunKeys blocks;           // Those that it has, by place: up to kListKeysMax. The anchor is known.
   std::uint64_t bytes = 0;  // All of them together, as they travel.
 };
 
 // Whether it can be the answer to ListRuns of these hashes: runs that were asked for, each once,
-// with keys that can be, the anchor where its hash says.
+// with keys and sizes that can be, the anchor where its hash says.
 bool ValidRuns(const std::vector<std::uint64_t>& anchor_hashes, const std::vector<HeldRun>& runs);
 
 // Digests of what a holder told a home, one for each range of anchor hashes (their highest bits,
@@ -140,8 +140,8 @@ class Peers {
   virtual CallId HandOver(const Member& member, std::vector<Announcement> announcements,
                           std::int64_t deadline_nanos, Done<std::vector<std::uint8_t>> done) = 0;
 
-  // Which of the digests, as bits, are not what the home knows of this node. The home has forgotten
-  // all that it knew of this node in those ranges.
+  // Which of the digests, as bits, are not what the home knows of this node. The home starts anew
+  // with those ranges: it sums up, and soon believes, only what is announced from now on.
   virtual CallId Compare(const Member& member, const Digests& digests, std::int64_t deadline_nanos,
                          Done<std::uint64_t> done) = 0;
 

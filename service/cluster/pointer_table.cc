@@ -1,9 +1,17 @@
 #include "service/cluster/pointer_table.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace kvmill {
+
+namespace {
+
+// Before any time, and far from the ends of the range.
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min() / 2;
+
+}  // namespace
 
 std::uint32_t PointerTable::NumberOf(const Member& holder) {
   std::size_t free = holders_.size();
@@ -15,8 +23,29 @@ std::uint32_t PointerTable::NumberOf(const Member& holder) {
     }
   }
   if (free == holders_.size()) holders_.emplace_back();
-  holders_[free] = {holder.id, holder.incarnation, true};
+  holders_[free] = {.id = holder.id, .incarnation = holder.incarnation, .used = true};
+  holders_[free].forgotten.fill(kNever);
   return static_cast<std::uint32_t>(free);
+}
+
+bool PointerTable::Valid(std::uint64_t anchor_hash, const Holder& holder) const {
+  const std::int64_t now = clock_.MonotonicNanos();
+  const std::int64_t forgotten = holders_[holder.number].forgotten[DigestOf(anchor_hash)];
+  return holder.announced > now - options_.life_nanos &&
+         (holder.announced > forgotten || now < forgotten + kForgetNanos);
+}
+
+template <typename Which>
+void PointerTable::Drop(std::uint64_t anchor_hash, Anchor* anchor, const Which& which) {
+  const std::size_t range = DigestOf(anchor_hash);
+  std::erase_if(anchor->holders, [&](const Holder& holder) {
+    if (!which(holder)) return false;
+    Name& name = holders_[holder.number];
+    if (holder.announced > name.forgotten[range]) {
+      name.digests[range] ^= DigestWord({anchor_hash, holder.count});
+    }
+    return true;
+  });
 }
 
 void PointerTable::Announced(const Member& holder, const std::vector<Announcement>& announcements) {
@@ -31,7 +60,9 @@ void PointerTable::Announced(const Member& holder, const std::vector<Announcemen
       order_.emplace_back(now, announcement.anchor_hash);
     }
     Anchor& anchor = found->second;
-    std::erase_if(anchor.holders, [&](const Holder& known) { return known.number == number; });
+    Drop(announcement.anchor_hash, &anchor, [&](const Holder& known) {
+      return known.number == number || !Valid(announcement.anchor_hash, known);
+    });
     if (announcement.count > 0) {
       anchor.announced = now;
       const Holder entry{number, announcement.count, now};
@@ -39,7 +70,12 @@ void PointerTable::Announced(const Member& holder, const std::vector<Announcemen
           std::find_if(anchor.holders.begin(), anchor.holders.end(),
                        [&](const Holder& known) { return known.count <= entry.count; });
       anchor.holders.insert(place, entry);
-      if (anchor.holders.size() > kPointersMax) anchor.holders.pop_back();
+      holders_[number].digests[DigestOf(announcement.anchor_hash)] ^= DigestWord(announcement);
+      if (anchor.holders.size() > kPointersMax) {
+        const std::uint32_t last = anchor.holders.back().number;
+        Drop(announcement.anchor_hash, &anchor,
+             [last](const Holder& known) { return known.number == last; });
+      }
     }
   }
   Trim();
@@ -53,9 +89,10 @@ void PointerTable::Trim() {
     if (!full && entered > oldest) return;
     order_.pop_front();
     const auto found = anchors_.find(hash);
-    std::erase_if(found->second.holders,
-                  [&](const Holder& holder) { return holder.announced <= oldest; });
-    if (found->second.holders.empty() || (full && found->second.announced <= entered)) {
+    const bool goes = full && found->second.announced <= entered;
+    Drop(hash, &found->second,
+         [&](const Holder& holder) { return goes || holder.announced <= oldest; });
+    if (found->second.holders.empty()) {
       anchors_.erase(found);
     } else {
       order_.emplace_back(std::max(found->second.announced, entered + 1), hash);
@@ -67,13 +104,33 @@ std::vector<Pointer> PointerTable::Find(std::uint64_t anchor_hash) const {
   std::vector<Pointer> pointers;
   const auto found = anchors_.find(anchor_hash);
   if (found == anchors_.end()) return pointers;
-  const std::int64_t oldest = clock_.MonotonicNanos() - options_.life_nanos;
   for (const Holder& holder : found->second.holders) {
-    if (holder.announced <= oldest) continue;
+    if (!Valid(anchor_hash, holder)) continue;
     const Name& name = holders_[holder.number];
     pointers.push_back({name.id, name.incarnation, holder.count});
   }
   return pointers;
+}
+
+std::uint8_t PointerTable::MostOf(std::uint64_t anchor_hash) const {
+  const auto found = anchors_.find(anchor_hash);
+  if (found == anchors_.end()) return 0;
+  for (const Holder& holder : found->second.holders) {
+    if (Valid(anchor_hash, holder)) return holder.count;
+  }
+  return 0;
+}
+
+std::uint64_t PointerTable::Compare(const Member& holder, const Digests& digests) {
+  Name& name = holders_[NumberOf(holder)];
+  std::uint64_t differ = 0;
+  for (std::size_t i = 0; i < kDigests; ++i) {
+    if (name.digests[i] == digests[i]) continue;
+    differ |= std::uint64_t{1} << i;
+    name.digests[i] = 0;
+    name.forgotten[i] = clock_.MonotonicNanos();
+  }
+  return differ;
 }
 
 void PointerTable::Keep(const ClusterView& view) {
@@ -87,7 +144,7 @@ void PointerTable::Keep(const ClusterView& view) {
   }
   if (!any) return;
   for (auto& [hash, anchor] : anchors_) {
-    std::erase_if(anchor.holders, [&](const Holder& holder) { return gone[holder.number]; });
+    Drop(hash, &anchor, [&](const Holder& holder) { return gone[holder.number]; });
   }
   // Anchors that nobody holds stay until their turn in order_: they count, but hold nothing.
   for (std::size_t i = 0; i < holders_.size(); ++i) {

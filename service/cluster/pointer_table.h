@@ -1,4 +1,5 @@
-// What a home knows of who holds the blocks of its anchors, when it keeps no copies itself.
+// What a home knows of who holds the blocks of its anchors: those it points at, and those it copies
+// from.
 //
 // Bounded and forgetful: a pointer lives for `life_nanos` after it was announced, and when the
 // table is full the one announced longest ago goes. A pointer that is missing or wrong is a miss,
@@ -6,6 +7,7 @@
 #ifndef KVMILL_SERVICE_CLUSTER_POINTER_TABLE_H_
 #define KVMILL_SERVICE_CLUSTER_POINTER_TABLE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -26,6 +28,8 @@ class PointerTable {
     std::size_t anchors_max = 1 << 20;  // About 100 bytes each with one holder.
     std::int64_t life_nanos = 600'000'000'000;
   };
+  static constexpr std::int64_t kForgetNanos = 10'000'000'000;
+
   PointerTable(const Clock& clock, const Options& options) : clock_(clock), options_(options) {}
 
   // `holder` says so. Of more than kPointersMax holders of an anchor those stay that have more
@@ -35,10 +39,21 @@ class PointerTable {
   // Most blocks first, later ones first among equals.
   std::vector<Pointer> Find(std::uint64_t anchor_hash) const;
 
+  // The most blocks that anybody has; 0: nobody is known to have any.
+  std::uint8_t MostOf(std::uint64_t anchor_hash) const;
+
   // Forgets holders that are not in the view: they are gone, or another process.
   void Keep(const ClusterView& view);
 
+  // Which of the holder's digests, as bits, are not those of what it announced and is known here.
+  // Those pointers are forgotten kForgetNanos later, unless the holder, which knows, announces them
+  // again.
+  std::uint64_t Compare(const Member& holder, const Digests& digests);
+
   std::size_t anchors() const { return anchors_.size(); }
+  // Every anchor has a place below anchors(). When others come and go it moves to a lower one, or
+  // to the end: who goes through them from the end to the beginning misses none that stays.
+  std::uint64_t AnchorAt(std::size_t place) const { return order_[place].second; }
 
  private:
   struct Holder {
@@ -52,6 +67,10 @@ class PointerTable {
   };
 
   std::uint32_t NumberOf(const Member& holder);
+  bool Valid(std::uint64_t anchor_hash, const Holder& holder) const;
+  // Takes out the holders of an anchor for which `which` is true.
+  template <typename Which>
+  void Drop(std::uint64_t anchor_hash, Anchor* anchor, const Which& which);
   void Trim();
 
   const Clock& clock_;
@@ -64,6 +83,8 @@ class PointerTable {
   struct Name {
     std::string id, incarnation;
     bool used = false;
+    Digests digests = {};  // Of its pointers, but for those that were forgotten.
+    std::array<std::int64_t, kDigests> forgotten = {};  // All that were announced until then.
   };
   std::vector<Name> holders_;
 };

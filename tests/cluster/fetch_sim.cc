@@ -6,14 +6,13 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "tests/cluster/fetch_sim_copies.h"
 #include "tests/cluster/fetch_sim_node.h"
 
 namespace kvmill {
 
 namespace {
 
-constexpr std::size_t kPrompts = 6;
-constexpr std::size_t kPromptBlocks = 80;
 constexpr std::int64_t kStorm = 20 * kSimSecond;
 // Until all nodes agree with the registry: a lease that has to end, a grace, and attempts that are
 // a lease apart at most, twice.
@@ -34,7 +33,12 @@ constexpr NamedFault kFaults[] = {{"trusts-bytes", FetchFault::kTrustsBytes},
                                   {"modulo", FetchFault::kModulo},
                                   {"one-history", FetchFault::kOneHistory},
                                   {"loses-events", FetchFault::kLosesEvents},
-                                  {"no-grace", FetchFault::kNoGrace}};
+                                  {"no-grace", FetchFault::kNoGrace},
+                                  {"ignores-rate", FetchFault::kIgnoresRate},
+                                  {"lacks-copies", FetchFault::kLacksCopies},
+                                  {"forgets-homes", FetchFault::kForgetsHomes},
+                                  {"hasty-home", FetchFault::kHastyHome},
+                                  {"wrong-digests", FetchFault::kWrongDigests}};
 
 class FetchSim {
  public:
@@ -50,6 +54,7 @@ class FetchSim {
         hosts_(machines_),
         disturbed_(machines_, 0) {
     world_.fault = options.fault;
+    world_.copies = static_cast<std::size_t>(events_.Uniform(0, 2));
     world_.report = &report_;
     world_.fail = [this](const std::string& what) { Fail(what); };
     world_.viewed = [this](std::size_t machine, const ClusterView* old, const ClusterView& view) {
@@ -85,7 +90,10 @@ class FetchSim {
     RunFor(kConverge);
     CheckMembers();
     RunFor(kCalm);
+    CheckDigests();
     if (ok()) CheckRest();
+    if (ok()) CheckCopies();
+    if (ok()) CheckReading();
     for (auto& node : nodes_) {
       if (ok()) report_.calls += node->calls_started();
       if (ok()) report_.hedges += node->hedges_started();
@@ -278,14 +286,16 @@ class FetchSim {
   std::size_t Any() {
     return static_cast<std::size_t>(events_.Uniform(0, static_cast<std::int64_t>(machines_) - 1));
   }
-  std::size_t AnyPrompt() { return static_cast<std::size_t>(events_.Uniform(0, kPrompts - 1)); }
+  std::size_t AnyPrompt() {
+    return static_cast<std::size_t>(events_.Uniform(0, static_cast<std::int64_t>(kSimPrompts) - 1));
+  }
 
   void ScheduleWork() {
     events_.After(events_.Exponential(100 * kSimMs), [this] {
       if (!storm_) return;
       FetchSimNode& node = *nodes_[Any()];
       const std::size_t prompt = AnyPrompt();
-      const std::size_t count = static_cast<std::size_t>(events_.Uniform(1, kPromptBlocks));
+      const std::size_t count = static_cast<std::size_t>(events_.Uniform(1, kSimPromptBlocks));
       if (!node.running() || node.stopped()) {
         // Its engines have nobody to talk to.
       } else if (events_.Chance(0.25)) {
@@ -334,6 +344,7 @@ class FetchSim {
         events_.Trace(absl::StrCat(node.member().id, " lies ", hosts_[i].lies));
         return;
       case 7:
+        if (events_.Chance(0.5)) return Leave(i);
         node.SetState(node.member().state == MemberState::kServing ? MemberState::kDraining
                                                                    : MemberState::kServing);
         events_.Trace(absl::StrCat(node.member().id, " drains, or not any more"));
@@ -343,6 +354,21 @@ class FetchSim {
         Kill(i, true);
         return Start(i, events_.Chance(0.5));
     }
+  }
+
+  // As a process does that was told to end.
+  void Leave(std::size_t i) {
+    events_.Trace(absl::StrCat(nodes_[i]->member().id, " leaves"));
+    const std::string life = nodes_[i]->member().incarnation;
+    nodes_[i]->HandOver(events_.Uniform(0, 3 * kSimSecond), [this, i, life](const auto& report) {
+      events_.Trace(
+          absl::StrCat(life, " handed over ", report.blocks, " blocks, not ", report.blocks_left));
+      events_.After(1, [this, i, life] {
+        if (!storm_) return;
+        if (nodes_[i]->running() && nodes_[i]->member().incarnation == life) Kill(i, true);
+        nodes_[i]->SetState(MemberState::kServing);
+      });
+    });
   }
 
   bool AllListen() const {
@@ -400,17 +426,99 @@ class FetchSim {
     for (const auto& node : nodes_) {
       if (const std::string what = node->Check(true); !what.empty()) return Fail(what);
     }
-    for (std::size_t prompt = 0; prompt < kPrompts; ++prompt) {
+    for (std::size_t prompt = 0; prompt < kSimPrompts; ++prompt) {
       for (std::size_t run = 0; run < 3 && !network_.loses(); ++run) CheckPointers(prompt, run);
     }
+  }
+
+  // Nodes and homes agree on what was said, when homes need not forget any of it.
+  void CheckDigests() {
+    const auto differed = [this] {
+      std::uint64_t sum = 0;
+      for (const auto& node : nodes_) sum += node->differed();
+      return sum;
+    };
+    if (!ok() || machines_ > kPointersMax || network_.loses()) return;
+    const std::uint64_t before = differed();
+    RunFor(2 * kSimPointerLife / 3);
+    if (differed() > before) Fail("digests differ in peace");
+  }
+
+  void CheckCopies() {
+    CheckLacks();
+    if (!ok() || !events_.Chance(0.3)) return;
+    if (machines_ >= 3 && world_.copies > 0) LoseOne();
+    if (ok()) LeaveOne();
+    for (std::size_t i = 0; i < machines_; ++i) {
+      if (!nodes_[i]->running()) Start(i, false);
+    }
+    RunFor(kConverge);
+    CheckMembers();
+    Recover();
+    RunFor(kSimPointerLife);
+  }
+
+  void CheckLacks() {
+    const std::vector<SimLack> lacks = LacksOf(nodes_, world_.copies);
+    if (ok() && !lacks.empty()) Fail(ToString(lacks[0]));
+  }
+
+  // What is missing is copied in the time that rates predict; a second and a half for who must hear
+  // of it, and what calls that get lost take.
+  void Recover() {
+    RunFor(PredictedNanos(nodes_, LacksOf(nodes_, world_.copies)) +
+           (network_.loses() ? 20 * kSimSecond : 3 * kSimSecond / 2));
+    CheckLacks();
+  }
+
+  void CheckKnown(const std::vector<std::size_t>& known, const std::string& how) {
+    const std::vector<std::size_t> now = KnownBlocks(nodes_);
+    for (std::size_t prompt = 0; prompt < known.size(); ++prompt) {
+      if (now[prompt] >= known[prompt]) continue;
+      Fail(absl::StrCat("blocks of prompt ", prompt, " are lost ", how, ": ", now[prompt], " of ",
+                        known[prompt], " are left"));
+    }
+  }
+
+  // A node dies with all that it had.
+  void LoseOne() {
+    const std::vector<std::size_t> known = KnownBlocks(nodes_);
+    const std::size_t lost = Any();
+    Kill(lost, true);
+    CheckKnown(known, "with one node, and had copies");
+    RunFor((kSimLeaseSeconds + 2) * kSimSecond);
+    Recover();
+  }
+
+  // A node hands over what it has, and goes.
+  void LeaveOne() {
+    const std::vector<std::size_t> known = KnownBlocks(nodes_);
+    std::size_t leaves = Any();
+    while (!nodes_[leaves]->running()) leaves = Any();
+    const std::int64_t limit = 25 * kSimSecond;
+    std::optional<Handover::Report> report;
+    nodes_[leaves]->HandOver(limit, [&](const Handover::Report& said) { report = said; });
+    for (std::int64_t left = limit; left > 0 && ok() && !report; left -= kSimSecond) {
+      RunFor(kSimSecond);
+    }
+    if (!ok()) return;
+    if (!report || report->blocks_left > 0) {
+      return Fail(absl::StrCat(nodes_[leaves]->member().id, " could not hand over ",
+                               report ? report->blocks_left : 0, " blocks"));
+    }
+    Kill(leaves, true);
+    CheckKnown(known, "with a node that left in order");
+    nodes_[leaves]->SetState(MemberState::kServing);
+  }
+
+  void CheckReading() {
     // Who was left alone has to be tried first; messages that get lost are no rest.
     for (const bool strict : {false, true}) {
       // What was pulled meanwhile has to be announced.
       RunFor(2 * kSimSecond);
-      std::vector<std::size_t> counts;
-      for (std::size_t prompt = 0; prompt < kPrompts; ++prompt) counts.push_back(Known(prompt));
+      const std::vector<std::size_t> counts = KnownBlocks(nodes_);
       for (std::size_t i = 0; i < machines_ && ok(); ++i) {
-        for (std::size_t prompt = 0; prompt < kPrompts && ok(); ++prompt) {
+        for (std::size_t prompt = 0; prompt < kSimPrompts && ok(); ++prompt) {
           ReadAll(i, prompt, counts[prompt], strict);
         }
       }
@@ -431,18 +539,6 @@ class FetchSim {
                           pointer.count, " blocks, not ", has));
       }
     }
-  }
-
-  // How many blocks of a prompt somebody has, up to the first gap.
-  std::size_t Known(std::size_t prompt) const {
-    std::size_t count = 0;
-    for (std::size_t run = 0; count == run * kRunBlocks; ++run) {
-      std::size_t most = 0;
-      for (const auto& node : nodes_) most = std::max(most, node->Leading(prompt, run));
-      if (most == 0) break;
-      count += most;
-    }
-    return count;
   }
 
   void ReadAll(std::size_t i, std::size_t prompt, std::size_t count, bool strict) {

@@ -1,14 +1,19 @@
-// A simulated cluster that stores, finds, pulls and evicts blocks while everything goes wrong, and
-// is then left in peace: membership, views and the fetch path, from announcements to verified
-// bytes, are the real ones; clocks, network, etcd and stores are simulated.
+// A simulated cluster that stores, finds, pulls, copies and evicts blocks while everything goes
+// wrong, and is then left in peace: membership, views, copies and the fetch path, from
+// announcements to verified bytes, are the real ones; clocks, network, etcd and stores are
+// simulated.
 //
 // Always: no store has wrong bytes, no view has two incarnations of one id, views of one set of
 // members agree, a new view moved nothing that it did not have to, and members that vanish from
-// the registry together stay in view for their grace. In the end, when everything has been in order
+// the registry together stay in view for their grace, no node copies faster than it may, and nobody
+// hands over for longer than told to. In the end, when everything has been in order
 // for kConverge (fetch_sim.cc): all see the members that the registry has, which are all that run.
 // And after the longest pause: no operation is open, nothing is untold, what nodes were told of
 // each other is true, every block that any node has is found and fetched by every other, and a
-// prompt makes no more calls than it has runs.
+// prompt makes no more calls than it has runs. All that somebody has is kept by as many nodes as
+// the cluster has copies for. In some seeds a node dies then, and its copies are made up for in the
+// time that the rate predicts; another hands over and leaves, and nothing is lost
+// (fetch_sim_copies.h).
 #ifndef KVMILL_TESTS_CLUSTER_FETCH_SIM_H_
 #define KVMILL_TESTS_CLUSTER_FETCH_SIM_H_
 
@@ -31,6 +36,11 @@ enum class FetchFault {
   kOneHistory,        // Another history of the registry is not noticed.
   kLosesEvents,       // Some events of a watch are not heard.
   kNoGrace,           // Members that vanish together are gone at once.
+  kIgnoresRate,       // Copies come three times as fast.
+  kLacksCopies,       // Homes keep a copy less.
+  kForgetsHomes,      // Homes go on to copy by their first view.
+  kHastyHome,         // Who leaves is told at once that all is safe.
+  kWrongDigests,      // One digest is never what it should be.
 };
 std::optional<FetchFault> FetchFaultNamed(const std::string& name);
 std::vector<std::string> FetchFaultNames();

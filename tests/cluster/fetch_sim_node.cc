@@ -14,6 +14,10 @@ namespace {
 
 constexpr Fingerprint kFingerprint{};
 constexpr int kShardBitsOfSim = 4;
+constexpr std::size_t kPromptsMax = 16;  // Of which hashes of anchors are known.
+constexpr std::size_t kRunsMax = 8;      // Of a prompt.
+// In blocks: of a second, and of a call.
+constexpr std::uint64_t kSimRate = 40, kSimCall = 8;
 
 std::uint64_t ChecksumOf(const std::string& bytes) {
   return Checksum({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()});
@@ -26,6 +30,25 @@ Place PlaceOf(const BlockKey& key) {
   Place place;
   std::memcpy(&place, key.data(), sizeof(place));
   return place;
+}
+
+}  // namespace
+
+namespace {
+
+// Prompt and run that a hash stands for.
+const std::pair<std::size_t, std::size_t>* RunOf(std::uint64_t anchor_hash) {
+  static const auto* const kRuns = [] {
+    auto* runs = new std::map<std::uint64_t, std::pair<std::size_t, std::size_t>>();
+    for (std::size_t prompt = 0; prompt < kPromptsMax; ++prompt) {
+      for (std::size_t run = 0; run < kRunsMax; ++run) {
+        (*runs)[AnchorHash(kFingerprint, SimKey(prompt, run * kRunBlocks))] = {prompt, run};
+      }
+    }
+    return runs;
+  }();
+  const auto found = kRuns->find(anchor_hash);
+  return found == kRuns->end() ? nullptr : &found->second;
 }
 
 }  // namespace
@@ -48,8 +71,8 @@ std::vector<BlockKey> SimKeys(std::size_t prompt, std::size_t count) {
 bool FetchSimNode::Has(const BlockKey& key) const {
   const Place place = PlaceOf(key);
   const auto found = store_.find(place.prompt);
-  return found != store_.end() && place.index < found->second.size() &&
-         !found->second[place.index].empty();
+  return key == SimKey(place.prompt, place.index) && found != store_.end() &&
+         place.index < found->second.size() && !found->second[place.index].empty();
 }
 
 std::string& FetchSimNode::Slot(const BlockKey& key) {
@@ -102,20 +125,52 @@ FetchSimNode::Process::Process(FetchSimNode* node, const Member& self)
                                                 : kSimPointerLife}),
       announcer(loop, peers, health,
                 {.self_id = self.id,
+                 .copies = node->world_.copies,
                  .tick_nanos = kSimSecond,
                  .repeat_nanos = kSimPointerLife / 3,
+                 .compare_nanos = 2 * kSimSecond,
+                 .withdraw_nanos = 3 * kSimSecond,
                  .to_self =
                      [this, self](const std::vector<Announcement>& told) {
                        pointers.Announced(self, told);
                      }}),
       lookup(loop, peers, health,
              {.self_id = self.id,
-              .copies = static_cast<std::size_t>(node->world_.events.Uniform(0, 2)),
+              .copies = node->world_.copies,
               .local =
                   [node](const Fingerprint& fingerprint, const RunQuery& query) {
                     return node->OnLocate(node->member_, fingerprint, {query})[0];
                   }}),
       fetch(loop, peers, health),
+      hot(loop.clock()),
+      // Four blocks of a burst, and a call that was begun last.
+      metered(peers, loop.clock(),
+              {.bytes_per_second = static_cast<double>(kSimRate * kSimBlockBytes),
+               .burst_bytes = static_cast<double>((kSimRate / 10 + kSimCall + 1) * kSimBlockBytes),
+               .block_bytes = static_cast<double>(kSimBlockBytes),
+               .exceeded = [node] { node->world_.fail("copies come faster than they may"); }}),
+      replicator(
+          loop, metered, health, pointers,
+          {.self_id = self.id,
+           .copies = node->world_.fault == FetchFault::kLacksCopies && node->world_.copies > 0
+                         ? node->world_.copies - 1
+                         : node->world_.copies,
+           .rate = {.bytes_per_second = kSimRate * kSimBlockBytes *
+                                        (node->world_.fault == FetchFault::kIgnoresRate ? 3 : 1),
+                    .ramp_nanos = 3 * kSimSecond},
+           .call_bytes = kSimCall * kSimBlockBytes,
+           .sweep_nanos = 5 * kSimSecond,
+           .list_nanos = 500 * kSimMs,
+           .pull_nanos = kSimSecond,
+           .rest_nanos = 10 * kSimSecond,
+           .held = [node](std::uint64_t hash) -> std::uint8_t {
+             const auto* run = RunOf(hash);
+             if (run == nullptr) return 0;
+             return static_cast<std::uint8_t>(node->Leading(run->first, run->second));
+           },
+           .bytes = [node](const Fingerprint&,
+                           const BlockKey& key) { return node->Has(key) ? kSimBlockBytes : 0; }}),
+      handover(loop, peers, health, {.self_id = self.id}),
       keeper({.shard_bits = kShardBitsOfSim,
               .background =
                   [this, node](std::function<void()> work, std::function<void()> done) {
@@ -162,6 +217,14 @@ void FetchSimNode::SetState(MemberState state) {
   if (running()) process_->loop.Post([this, state] { process_->membership.SetState(state); });
 }
 
+void FetchSimNode::HandOver(std::int64_t limit, std::function<void(const Handover::Report&)> done) {
+  Process& process = *process_;
+  if (process.handover.running()) return;
+  SetState(MemberState::kDraining);
+  process.handover_deadline = process.loop.clock().MonotonicNanos() + limit;
+  process.handover.Start(process.announcer.Held(), process.handover_deadline, std::move(done));
+}
+
 void FetchSimNode::Kill(bool lose_store) {
   SimHosts::Host& host = world_.hosts[machine_];
   *host.alive = false;
@@ -189,6 +252,10 @@ void FetchSimNode::OnView(const std::shared_ptr<const ClusterView>& view) {
   if (world_.fault != FetchFault::kForgetsViews || view->number() == 1) {
     process.announcer.SetView(view);
   }
+  if (world_.fault != FetchFault::kForgetsHomes || view->number() == 1) {
+    process.replicator.SetView(view);
+  }
+  process.handover.SetView(view);
 }
 
 std::size_t FetchSimNode::Leading(std::size_t prompt, std::size_t run) const {
@@ -221,14 +288,18 @@ void FetchSimNode::EvictOne(std::size_t prompt, std::size_t run) {
   if (leading == 0) return;
   Slot(SimKey(prompt, run * kRunBlocks + leading - 1)).clear();
   if (world_.fault != FetchFault::kNeverWithdraws) Announce(prompt, run);
+  process_->replicator.Evicted(AnchorHash(kFingerprint, SimKey(prompt, run * kRunBlocks)));
 }
 
-std::vector<RunAnswer> FetchSimNode::OnLocate(const Member&, const Fingerprint& fingerprint,
+std::vector<RunAnswer> FetchSimNode::OnLocate(const Member& from, const Fingerprint& fingerprint,
                                               const std::vector<RunQuery>& queries) {
   std::vector<RunAnswer> answers;
   for (const RunQuery& query : queries) {
     answers.push_back(AnswerOf(
         fingerprint, query, [this](const BlockKey& key) { return Has(key); }, process_->pointers));
+    if (answers.back().pointers.empty() || from.id == member_.id) continue;
+    const std::uint64_t hash = AnchorHash(fingerprint, query.anchor);
+    if (process_->hot.Asked(hash, from.id)) process_->replicator.Hot(hash);
   }
   return answers;
 }
@@ -253,6 +324,7 @@ void FetchSimNode::OnAnnounce(const Member& from, const std::vector<Announcement
     }
   }
   process_->pointers.Announced(from, announcements);
+  process_->replicator.Announced(announcements);
 }
 
 std::vector<HeldRun> FetchSimNode::OnListRuns(const std::vector<std::uint64_t>& anchor_hashes) {
@@ -260,26 +332,43 @@ std::vector<HeldRun> FetchSimNode::OnListRuns(const std::vector<std::uint64_t>& 
   for (const auto& [prompt, blocks] : store_) {
     for (std::size_t first = 0; first < blocks.size(); first += kRunBlocks) {
       HeldRun run;
-      run.anchor = SimKey(prompt, first);
-      run.anchor_hash = AnchorHash(kFingerprint, run.anchor);
+      run.blocks.anchor = SimKey(prompt, first);
+      run.anchor_hash = AnchorHash(kFingerprint, run.blocks.anchor);
       if (std::count(anchor_hashes.begin(), anchor_hashes.end(), run.anchor_hash) == 0) continue;
       for (std::size_t i = first; i < std::min(blocks.size(), first + kRunBlocks); ++i) {
-        if (!blocks[i].empty()) run.keys.push_back(SimKey(prompt, i));
+        if (blocks[i].empty()) continue;
+        run.blocks.keys.push_back(SimKey(prompt, i));
+        run.blocks.places.push_back(static_cast<std::uint8_t>(i - first));
       }
-      run.bytes = run.keys.size() * kSimBlockBytes;
-      if (!run.keys.empty()) runs.push_back(std::move(run));
+      run.bytes = run.blocks.keys.size() * kSimBlockBytes;
+      if (!run.blocks.keys.empty()) runs.push_back(std::move(run));
     }
   }
   return runs;
 }
 
-std::vector<std::uint8_t> FetchSimNode::OnHandOver(const Member&,
+std::vector<std::uint8_t> FetchSimNode::OnHandOver(const Member& from,
                                                    const std::vector<Announcement>& announcements) {
-  std::vector<std::uint8_t> counts(announcements.size(), 0);
+  process_->pointers.Announced(from, announcements);
+  std::vector<std::uint8_t> counts = process_->replicator.HandedOver(from, announcements);
+  if (world_.events.tracing()) {
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      world_.events.Trace(absl::StrCat(member_.id, " takes over ", counts[i], " of ",
+                                       announcements[i].count, " blocks of ",
+                                       absl::Hex(announcements[i].anchor_hash)));
+    }
+  }
+  if (world_.fault == FetchFault::kHastyHome) {
+    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = announcements[i].count;
+  }
   return counts;
 }
 
-std::uint64_t FetchSimNode::OnCompare(const Member&, const Digests&) { return 0; }
+std::uint64_t FetchSimNode::OnCompare(const Member& from, const Digests& digests) {
+  Digests compared = digests;
+  if (world_.fault == FetchFault::kWrongDigests) compared[0] ^= 1;
+  return process_->pointers.Compare(from, compared);
+}
 
 absl::Status FetchSimNode::Keep(const Fingerprint&, const BlockKey& key, const Block& block) {
   if (ChecksumOf(block.bytes) != block.checksum && world_.fault != FetchFault::kTrustsBytes) {
@@ -365,10 +454,16 @@ std::string FetchSimNode::Check(bool at_rest) const {
       return absl::StrCat(member_.id, " has a reading that is overdue");
     }
   }
+  if (process.handover.running() && now > process.handover_deadline + kSimSecond) {
+    return absl::StrCat(member_.id, " hands over, and should have gone");
+  }
   if (!at_rest) return "";
   if (!process.readings.empty() || process.lookup.running() + process.lookup.calls() > 0 ||
       process.fetch.running() > 0) {
     return absl::StrCat(member_.id, " has operations open");
+  }
+  if (process.replicator.queued() + process.replicator.jobs() > 0 && !world_.network.loses()) {
+    return absl::StrCat(member_.id, " has ", process.replicator.queued(), " runs to copy");
   }
   if (process.announcer.untold() > 0 && !world_.network.loses()) {
     return absl::StrCat(member_.id, " has ", process.announcer.untold(), " anchors untold");

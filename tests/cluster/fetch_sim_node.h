@@ -13,14 +13,18 @@
 
 #include "service/cluster/announcer.h"
 #include "service/cluster/cluster_view.h"
+#include "service/cluster/handover.h"
+#include "service/cluster/hot_runs.h"
 #include "service/cluster/membership.h"
 #include "service/cluster/peer_health.h"
 #include "service/cluster/pointer_table.h"
 #include "service/cluster/remote_fetch.h"
 #include "service/cluster/remote_lookup.h"
+#include "service/cluster/replicator.h"
 #include "tests/cluster/fetch_sim.h"
 #include "tests/cluster/sim_faulty_registry.h"
 #include "tests/cluster/sim_loop.h"
+#include "tests/cluster/sim_metered_peers.h"
 #include "tests/cluster/sim_peers.h"
 
 namespace kvmill {
@@ -42,6 +46,7 @@ struct FetchSimWorld {
   SimHosts& hosts;
   SimEtcd& etcd;
   FetchFault fault = FetchFault::kNone;
+  std::size_t copies = 0;  // R
   std::function<void(const std::string&)> fail;
   // The node of that machine has another view.
   std::function<void(std::size_t machine, const ClusterView* old, const ClusterView& view)> viewed;
@@ -63,6 +68,8 @@ class FetchSimNode : public SimPeerService {
   void Continue() { process_->loop.Continue(); }
   // Drains, or serves again.
   void SetState(MemberState state);
+  // Drains and hands over what it has; `done` runs in this process, not after `limit`.
+  void HandOver(std::int64_t limit, std::function<void(const Handover::Report&)> done);
 
   // What it sees of the cluster: null before it saw anything.
   const ClusterView* view() const { return running() ? process_->view.get() : nullptr; }
@@ -98,6 +105,9 @@ class FetchSimNode : public SimPeerService {
   absl::Status Keep(const Fingerprint& fingerprint, const BlockKey& key,
                     const Block& block) override;
 
+  const Replicator& replicator() const { return process_->replicator; }
+  // Ranges of digests that differed between this process and its homes.
+  std::uint64_t differed() const { return process_->announcer.differed(); }
   std::uint64_t calls_started() const { return process_->lookup.calls_started(); }
   std::uint64_t hedges_started() const { return process_->lookup.hedges_started(); }
 
@@ -118,6 +128,11 @@ class FetchSimNode : public SimPeerService {
     Announcer announcer;
     RemoteLookup lookup;
     RemoteFetch fetch;
+    HotRuns hot;
+    SimMeteredPeers metered;
+    Replicator replicator;
+    Handover handover;
+    std::int64_t handover_deadline = 0;
     ViewKeeper keeper;
     SimFaultyRegistry registry;
     Membership membership;

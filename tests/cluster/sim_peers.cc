@@ -151,10 +151,12 @@ Peers::CallId SimPeers::ListRuns(const Member& member, std::vector<std::uint64_t
               run.bytes = 0;
               break;
             case 2:
-              run.keys.push_back(run.keys[0]);
+              run.blocks.keys.push_back(run.blocks.keys[0]);
+              run.blocks.places.push_back(kRunBlocks - 1);
               break;
             default:
-              run.keys[0] = *BlockKey::FromBytes(absl::StrCat(run.keys[0].view(), "?"));
+              run.blocks.keys[0] =
+                  *BlockKey::FromBytes(absl::StrCat(run.blocks.keys[0].view(), "?"));
           }
         }
         return [done, runs] { done(runs); };

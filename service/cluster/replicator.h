@@ -1,0 +1,158 @@
+// Copies to this node what it should keep as a home: in the background, at a bounded rate, from
+// whoever was announced to have it.
+//
+// A cluster with R copies has every run of blocks on R + 1 nodes: on the first R homes of its
+// anchor, and on one more: its holder, or when all who hold it are among those homes, the home of
+// rank R. Each home decides that alone, from what it was told (PointerTable), so nothing has to be
+// remembered or agreed on: after a restart announcements come again, and when a node is lost the
+// next view shows to the homes of the others what they lack. What one home decides on stale news is
+// a copy too many, or one that comes with the next announcement.
+//
+// It copies, too, whatever R is: runs that a node which leaves hands over, when no node that stays
+// has them; and runs that many ask for (HotRuns).
+//
+// A run that was evicted here is left alone for a while, or a full node would copy all day what it
+// has no room for. Nothing here verifies blocks: Peers::Pull does. Lives on the loop.
+#ifndef KVMILL_SERVICE_CLUSTER_REPLICATOR_H_
+#define KVMILL_SERVICE_CLUSTER_REPLICATOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "service/cluster/cluster_view.h"
+#include "service/cluster/loop.h"
+#include "service/cluster/peer_health.h"
+#include "service/cluster/peers.h"
+#include "service/cluster/pointer_table.h"
+#include "service/cluster/rate_limit.h"
+
+namespace kvmill {
+
+class Replicator {
+ public:
+  static constexpr std::size_t kJobsMax = 4;           // Peers that are copied from at once.
+  static constexpr std::size_t kQueueMax = 1 << 14;    // Runs that wait; more come with a sweep.
+  static constexpr std::size_t kSweepSlice = 4096;     // Anchors that a tick looks at.
+  static constexpr std::size_t kTriesMax = 8;          // Of a run, before it waits for a sweep.
+  static constexpr std::size_t kRestingMax = 1 << 16;  // Evicted runs that are remembered.
+
+  struct Options {
+    std::string self_id;
+    std::size_t copies = 0;  // R: at most kRanks - 2.
+    RateLimit::Options rate;
+    std::uint64_t call_bytes = 16 << 20;  // Of one Pull, unless a single block is more.
+    std::int64_t tick_nanos = 50'000'000;
+    // All that was announced is looked at again so often.
+    std::int64_t sweep_nanos = 60'000'000'000;
+    std::int64_t list_nanos = 1'000'000'000;
+    std::int64_t pull_nanos = 10'000'000'000;
+    std::int64_t rest_nanos = 600'000'000'000;  // After an eviction.
+    // How many of the first blocks of a run are here.
+    std::function<std::uint8_t(std::uint64_t anchor_hash)> held;
+    // Bytes of a block that is here, whole, as they travelled; 0: it is not.
+    std::function<std::uint64_t(const Fingerprint&, const BlockKey&)> bytes;
+  };
+  struct Stats {
+    std::uint64_t copied_blocks = 0, copied_bytes = 0;  // That are here, verified.
+    std::uint64_t failed_blocks = 0;                    // That were asked for and did not come.
+  };
+
+  // `pointers` has what was announced to this node, by itself, too.
+  Replicator(Loop& loop, Peers& peers, PeerHealth& health, const PointerTable& pointers,
+             Options options);
+  ~Replicator();
+  Replicator(const Replicator&) = delete;
+  Replicator& operator=(const Replicator&) = delete;
+
+  // Looks at all that was announced.
+  void SetView(std::shared_ptr<const ClusterView> view);
+  // `pointers` has heard this.
+  void Announced(const std::vector<Announcement>& announcements);
+  // Many ask for a run.
+  void Hot(std::uint64_t anchor_hash);
+  // Blocks of a run have left this node.
+  void Evicted(std::uint64_t anchor_hash);
+  // Peers::HandOver, for the home: `pointers` has heard it.
+  std::vector<std::uint8_t> HandedOver(const Member& from,
+                                       const std::vector<Announcement>& announcements);
+
+  const Stats& stats() const { return stats_; }
+  std::size_t queued() const { return items_.size(); }  // Runs that wait or are being copied.
+  std::size_t jobs() const { return jobs_.size(); }
+  const RateLimit& rate() const { return limit_; }
+
+ private:
+  // Why a run is copied.
+  enum class Reason : std::uint8_t { kHome, kHot, kHandedOver };
+  struct Item {
+    Reason reason = Reason::kHome;
+    std::uint8_t tries = 0;
+  };
+  struct Source {
+    bool later = false;  // There is one, and not now.
+    std::optional<MemberIndex> member;
+  };
+  using JobId = std::uint64_t;
+  struct Job {
+    Member source;
+    std::vector<std::uint64_t> hashes;  // Those that are not done.
+    std::vector<HeldRun> runs;          // As listed, the next one last.
+    std::size_t next = 0;               // Block of that run.
+    std::vector<BlockKey> pulled;       // By the call that is out.
+    std::uint64_t charged = 0;
+    Peers::CallId call = 0;
+    bool waits = false;  // For the rate.
+  };
+
+  void Tick();
+  void Sweep();
+  bool Add(std::uint64_t anchor_hash, Reason reason);
+  bool Keeps(std::uint64_t anchor_hash, const std::vector<Pointer>& pointers) const;
+  Source SourceOf(std::uint64_t anchor_hash, Reason reason) const;
+  bool Busy(const Member& member) const;
+  bool Stays(const Pointer& pointer) const;
+
+  void StartJobs();
+  void StartJob(const Member& source, std::vector<std::uint64_t> hashes);
+  void Listed(JobId id, const absl::StatusOr<std::vector<HeldRun>>& runs);
+  void Advance(JobId id);
+  void Pulled(JobId id, const absl::StatusOr<std::vector<absl::Status>>& statuses);
+  void Done(Job* job, std::uint64_t anchor_hash);
+  // Ends a job; what it had left is tried again.
+  void EndJob(JobId id, std::optional<PeerHealth::Fault> fault);
+  void WaitForRate();
+
+  Loop& loop_;
+  Peers& peers_;
+  PeerHealth& health_;
+  const PointerTable& pointers_;
+  const Options options_;
+  RateLimit limit_;
+  std::shared_ptr<const ClusterView> view_;
+  absl::flat_hash_map<std::uint64_t, Item> items_;
+  std::deque<std::uint64_t> queue_;  // Of items_, those that are in no job.
+  JobId next_job_ = 1;
+  std::map<JobId, Job> jobs_;
+  std::size_t sweep_ = 0;     // Anchors below this place are still to be looked at.
+  bool sweep_again_ = false;  // Some did not fit into the queue.
+  std::int64_t next_sweep_ = 0;
+  absl::flat_hash_map<std::uint64_t, std::int64_t> resting_;  // Until when.
+  std::deque<std::pair<std::int64_t, std::uint64_t>> resting_order_;
+  std::int64_t full_until_ = 0;    // There was no room.
+  std::uint64_t block_bytes_ = 0;  // Of the last block that came.
+  Stats stats_;
+  Loop::TimerId timer_ = 0;
+  Loop::TimerId rate_timer_ = 0;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_CLUSTER_REPLICATOR_H_

@@ -1,0 +1,704 @@
+// The parts that keep copies, each with peers that do exactly what the test says; cluster_sim has
+// them all together while everything goes wrong.
+#include <gmock/gmock.h>
+
+#include <map>
+#include <optional>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "service/cluster/announcer.h"
+#include "service/cluster/handover.h"
+#include "service/cluster/hot_runs.h"
+#include "service/cluster/rate_limit.h"
+#include "service/cluster/replicator.h"
+#include "tests/cluster/sim_loop.h"
+
+namespace kvmill {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr std::uint64_t kBlockBytes = 1000;
+constexpr Fingerprint kFingerprint{};
+
+Member Node(std::size_t i) {
+  Member member;
+  member.id = absl::StrCat("node-", i);
+  member.incarnation = "first life";
+  member.address = absl::StrCat(i);
+  member.capacity_bytes = 1 << 20;
+  return member;
+}
+
+// Block `place` of run `run`.
+BlockKey Key(std::size_t run, std::size_t place) {
+  return *BlockKey::FromBytes(absl::StrCat("run-", run, "-", place));
+}
+std::uint64_t HashOf(std::size_t run) { return AnchorHash(kFingerprint, Key(run, 0)); }
+
+// Peers that have runs of ten blocks, and answer after a millisecond.
+class RunPeers : public Peers {
+ public:
+  static constexpr std::size_t kBlocks = 10;
+  struct Script {
+    bool silent = false;
+    std::set<std::size_t> runs;
+    absl::Status pull_status;            // Of every block.
+    std::uint64_t claims = kBlockBytes;  // That a block has.
+    bool wrong_anchor = false;
+    std::uint8_t safe = 0;  // What it answers to HandOver.
+    std::uint64_t differ = 0;
+  };
+  explicit RunPeers(Loop& loop) : loop_(loop) {}
+
+  CallId Locate(const Member&, const Fingerprint&, std::vector<RunQuery>, std::int64_t,
+                Done<std::vector<RunAnswer>>) override {
+    ADD_FAILURE() << "nobody looks anything up";
+    return 1;
+  }
+  CallId Pull(const Member& member, const Fingerprint&, RunKeys blocks, std::int64_t deadline,
+              Done<std::vector<absl::Status>> done) override {
+    const Script& script = scripts[member.id];
+    pulled.push_back(absl::StrCat(member.id, " ", blocks.keys.size()));
+    pulled_blocks += blocks.keys.size();
+    EXPECT_EQ(blocks.places.size(), blocks.keys.size());
+    return Answer<std::vector<absl::Status>>(script, deadline, done, [this, blocks, &script] {
+      std::vector<absl::Status> statuses;
+      for (const BlockKey& key : blocks.keys) {
+        statuses.push_back(script.pull_status);
+        if (script.pull_status.ok()) here.insert(std::string(key.view()));
+      }
+      return statuses;
+    });
+  }
+  CallId Announce(const Member& member, std::vector<Announcement> announcements,
+                  std::int64_t deadline, std::function<void(absl::Status)> done) override {
+    return Answer<bool>(
+        scripts[member.id], deadline,
+        [done](const absl::StatusOr<bool>& answer) { done(answer.status()); },
+        [this, id = member.id, announcements] {
+          for (const Announcement& said : announcements) {
+            ++announcements_heard;
+            if (said.count == 0) {
+              announced[id].erase(said.anchor_hash);
+            } else {
+              announced[id][said.anchor_hash] = said.count;
+            }
+          }
+          return true;
+        });
+  }
+  CallId ListRuns(const Member& member, std::vector<std::uint64_t> hashes, std::int64_t deadline,
+                  Done<std::vector<HeldRun>> done) override {
+    const Script& script = scripts[member.id];
+    listed.push_back(absl::StrCat(member.id, " ", hashes.size()));
+    return Answer<std::vector<HeldRun>>(script, deadline, done, [this, hashes, &script] {
+      std::vector<HeldRun> runs;
+      for (const std::uint64_t hash : hashes) {
+        const std::size_t i = run_of.at(hash);
+        if (!script.runs.contains(i)) continue;
+        HeldRun run{
+            .anchor_hash = hash,
+            .fingerprint = kFingerprint,
+            .blocks = {
+                .anchor = Key(script.wrong_anchor ? i + 1 : i, 0), .keys = {}, .places = {}}};
+        for (std::size_t place = 0; place < kBlocks; ++place) {
+          run.blocks.keys.push_back(Key(i, place));
+          run.blocks.places.push_back(static_cast<std::uint8_t>(place));
+        }
+        run.bytes = kBlocks * script.claims;
+        runs.push_back(std::move(run));
+      }
+      return runs;
+    });
+  }
+  CallId HandOver(const Member& member, std::vector<Announcement> announcements,
+                  std::int64_t deadline, Done<std::vector<std::uint8_t>> done) override {
+    handed_over[member.id] += announcements.size();
+    const Script& script = scripts[member.id];
+    return Answer<std::vector<std::uint8_t>>(
+        script, deadline, done,
+        [n = announcements.size(), &script] { return std::vector<std::uint8_t>(n, script.safe); });
+  }
+  CallId Compare(const Member& member, const Digests& digests, std::int64_t deadline,
+                 Done<std::uint64_t> done) override {
+    ++compared[member.id];
+    const Script& script = scripts[member.id];
+    return Answer<std::uint64_t>(script, deadline, done, [this, &script, id = member.id, digests] {
+      // As a home does: what differs is forgotten.
+      Digests known = {};
+      for (const auto& [hash, count] : announced[id]) {
+        known[DigestOf(hash)] ^= DigestWord({hash, count});
+      }
+      std::uint64_t differ = script.differ;
+      for (std::size_t i = 0; i < kDigests; ++i) {
+        if (known[i] != digests[i]) differ |= std::uint64_t{1} << i;
+      }
+      std::erase_if(announced[id],
+                    [&](const auto& entry) { return (differ >> DigestOf(entry.first) & 1) != 0; });
+      return differ;
+    });
+  }
+  void Cancel(CallId call) override {
+    loop_.Cancel(call);
+    --open;
+  }
+
+  std::map<std::string, Script> scripts;
+  std::map<std::uint64_t, std::size_t> run_of;  // By the hash of its anchor.
+  std::set<std::string> here;                   // Keys that this node has.
+  std::vector<std::string> listed, pulled;
+  std::size_t pulled_blocks = 0, announcements_heard = 0;
+  std::map<std::string, std::map<std::uint64_t, std::uint8_t>> announced;
+  std::map<std::string, std::size_t> handed_over, compared;
+  int open = 0;
+
+ private:
+  template <typename T>
+  CallId Answer(const Script& script, std::int64_t deadline, Done<T> done,
+                std::function<T()> answer) {
+    ++open;
+    if (script.silent) {
+      return loop_.At(deadline, [this, done] {
+        --open;
+        done(absl::DeadlineExceededError(""));
+      });
+    }
+    return loop_.After(kSimMs, [this, done, answer = std::move(answer)] {
+      --open;
+      done(answer());
+    });
+  }
+  Loop& loop_;
+};
+
+class ReplicationTest : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kBlocks = RunPeers::kBlocks;
+
+  // This node is "node-0".
+  void Make(std::size_t copies, std::uint64_t blocks_per_second = 1'000'000) {
+    replicator_.reset();
+    replicator_ = std::make_unique<Replicator>(
+        loop_, peers_, health_, pointers_,
+        Replicator::Options{.self_id = "node-0",
+                            .copies = copies,
+                            .rate = {.bytes_per_second = blocks_per_second * kBlockBytes},
+                            .call_bytes = 4 * kBlockBytes,
+                            .sweep_nanos = 5 * kSimSecond,
+                            .rest_nanos = 60 * kSimSecond,
+                            .held =
+                                [this](std::uint64_t hash) {
+                                  std::uint8_t count = 0;
+                                  while (peers_.run_of.contains(hash) && count < kBlocks &&
+                                         Here(peers_.run_of[hash], count)) {
+                                    ++count;
+                                  }
+                                  return count;
+                                },
+                            .bytes =
+                                [this](const Fingerprint&, const BlockKey& key) {
+                                  return peers_.here.contains(std::string(key.view())) ? kBlockBytes
+                                                                                       : 0;
+                                }});
+  }
+  void SetView(std::vector<Member> members) {
+    view_ = *ClusterView::Make(std::move(members), ++views_, 10, nullptr);
+    health_.Keep(*view_);
+    pointers_.Keep(*view_);
+    if (replicator_ != nullptr) replicator_->SetView(view_);
+  }
+  bool Here(std::size_t run, std::size_t place) const {
+    return peers_.here.contains(std::string(Key(run, place).view()));
+  }
+  void Announced(std::size_t node, const std::vector<std::size_t>& runs) {
+    std::vector<Announcement> list;
+    for (const std::size_t run : runs) {
+      peers_.run_of[HashOf(run)] = run;
+      peers_.scripts[Node(node).id].runs.insert(run);
+      list.push_back({HashOf(run), kBlocks});
+    }
+    pointers_.Announced(Node(node), list);
+    if (node != 0) replicator_->Announced(list);
+  }
+  std::string HomeOf(std::size_t run, std::size_t rank) const {
+    return view_->members()[view_->HomesOf(kFingerprint, Key(run, 0))[rank]].id;
+  }
+  // The first runs for which this node has that rank and `holder` another one, above it or not.
+  std::vector<std::size_t> RunsWhere(std::size_t count,
+                                     const std::function<bool(std::size_t)>& fits) const {
+    std::vector<std::size_t> runs;
+    for (std::size_t run = 0; runs.size() < count; ++run) {
+      if (fits(run)) runs.push_back(run);
+    }
+    return runs;
+  }
+  void Run(std::int64_t nanos) {
+    events_.RunUntil(events_.now() + nanos, [] {});
+  }
+  std::size_t Copied(const std::vector<std::size_t>& runs) const {
+    return static_cast<std::size_t>(std::count_if(
+        runs.begin(), runs.end(), [&](std::size_t run) { return Here(run, kBlocks - 1); }));
+  }
+
+  SimEvents events_{1, false};
+  SimLoop loop_{events_, kSimSecond, 0};
+  RunPeers peers_{loop_};
+  PeerHealth health_{loop_.clock()};
+  PointerTable pointers_{loop_.clock(), {}};
+  std::uint64_t views_ = 0;
+  std::shared_ptr<const ClusterView> view_;
+  std::unique_ptr<Replicator> replicator_;
+};
+
+TEST(RateLimitTest, NoMoreComesThanTheRateGives) {
+  SimEvents events(1, false);
+  SimLoop loop(events, kSimSecond, 0);
+  const auto run_for = [&](std::int64_t nanos) { events.RunUntil(events.now() + nanos, [] {}); };
+  RateLimit limit(loop.clock(), {.bytes_per_second = 1000});
+  EXPECT_TRUE(limit.Ready());
+  limit.Charge(500);
+  EXPECT_FALSE(limit.Ready());
+  EXPECT_NEAR(static_cast<double>(limit.NanosFor(500)), 1e9, 1e6);
+  run_for(499 * kSimMs);
+  EXPECT_FALSE(limit.Ready());
+  run_for(2 * kSimMs);
+  EXPECT_TRUE(limit.Ready());
+  // What was not used is a tenth of a second, however long.
+  run_for(100 * kSimSecond);
+  limit.Charge(101);
+  EXPECT_FALSE(limit.Ready());
+  run_for(2 * kSimMs);
+  EXPECT_TRUE(limit.Ready());
+  limit.Charge(1000);
+  limit.Refund(1000);
+  EXPECT_TRUE(limit.Ready());
+}
+
+TEST(RateLimitTest, AYoungNodeTakesLess) {
+  SimEvents events(1, false);
+  SimLoop loop(events, kSimSecond, 0);
+  RateLimit limit(loop.clock(), {.bytes_per_second = 1000, .ramp_nanos = 10 * kSimSecond});
+  // The mean of a sixteenth and the whole.
+  EXPECT_NEAR(static_cast<double>(limit.NanosFor(5312)), 10e9, 1e7);
+  EXPECT_NEAR(static_cast<double>(limit.NanosFor(7312)), 12e9, 1e7);
+  std::int64_t taken = 0;
+  const auto take_until = [&](std::int64_t time) {
+    while (events.now() < time) {
+      if (limit.Ready()) {
+        limit.Charge(10);
+        taken += 10;
+      }
+      events.RunUntil(events.now() + kSimMs, [] {});
+    }
+  };
+  take_until(kSimSecond);
+  EXPECT_NEAR(static_cast<double>(taken), 62.5 + 46.9, 12);
+  take_until(10 * kSimSecond);
+  EXPECT_NEAR(static_cast<double>(taken), 5312, 20);
+  take_until(20 * kSimSecond);
+  EXPECT_NEAR(static_cast<double>(taken), 15312, 20);
+}
+
+TEST_F(ReplicationTest, AHomeCopiesWhatItLacks) {
+  Make(1);
+  SetView({Node(0), Node(1), Node(2), Node(3)});
+  const auto mine = RunsWhere(20, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  const auto others = RunsWhere(20, [&](std::size_t run) {
+    return HomeOf(run, 0) != "node-0" && HomeOf(run, 1) != "node-0";
+  });
+  Announced(1, mine);
+  Announced(1, others);
+  Run(kSimSecond);
+  EXPECT_EQ(Copied(mine), 20u);
+  EXPECT_EQ(Copied(others), 0u);
+  EXPECT_EQ(peers_.pulled_blocks, 20 * kBlocks);
+  EXPECT_THAT(peers_.listed, ElementsAre("node-1 20")) << "one question for all";
+  EXPECT_EQ(replicator_->stats().copied_blocks, 20 * kBlocks);
+  EXPECT_EQ(replicator_->stats().copied_bytes, 20 * kBlocks * kBlockBytes);
+  EXPECT_EQ(replicator_->queued() + replicator_->jobs(), 0u);
+  // Said again: nothing to do.
+  Announced(1, mine);
+  Run(10 * kSimSecond);
+  EXPECT_THAT(peers_.listed, SizeIs(1));
+}
+
+TEST_F(ReplicationTest, WithoutCopiesAHomeOnlyPoints) {
+  Make(0);
+  SetView({Node(0), Node(1)});
+  Announced(1, RunsWhere(20, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; }));
+  Run(10 * kSimSecond);
+  EXPECT_THAT(peers_.listed, IsEmpty());
+}
+
+TEST_F(ReplicationTest, TheNextHomeCopiesWhenNobodyOutsideHolds) {
+  Make(1);
+  SetView({Node(0), Node(1), Node(2)});
+  const auto second = RunsWhere(10, [&](std::size_t run) {
+    return HomeOf(run, 0) == "node-1" && HomeOf(run, 1) == "node-0";
+  });
+  // Node 2 is no home, and its copy is the second one besides that of node 1.
+  Announced(2, second);
+  Announced(1, second);
+  Run(10 * kSimSecond);
+  EXPECT_EQ(Copied(second), 0u);
+  // It dies: two copies are wanted again.
+  SetView({Node(0), Node(1)});
+  Run(kSimSecond);
+  EXPECT_EQ(Copied(second), 10u);
+  EXPECT_THAT(peers_.listed, ElementsAre("node-1 10"));
+}
+
+TEST_F(ReplicationTest, AHolderThatDrainsDoesNotCount) {
+  Make(1);
+  Member draining = Node(2);
+  draining.state = MemberState::kDraining;
+  SetView({Node(0), Node(1), draining});
+  const auto second = RunsWhere(5, [&](std::size_t run) { return HomeOf(run, 1) == "node-0"; });
+  Announced(2, second);
+  Run(kSimSecond);
+  EXPECT_EQ(Copied(second), 5u);
+  EXPECT_THAT(peers_.listed, ElementsAre("node-2 5")) << "who drains still answers";
+}
+
+TEST_F(ReplicationTest, TheRateIsKeptAndSaysHowLongItTakes) {
+  Make(1, 50);
+  SetView({Node(0), Node(1)});
+  const auto mine = RunsWhere(20, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  peers_.scripts["node-1"].claims = 1;  // That a block has a byte is not believed for long.
+  Announced(1, mine);
+  EXPECT_NEAR(static_cast<double>(replicator_->rate().NanosFor(200 * kBlockBytes)), 4e9, 1e8);
+  Run(2 * kSimSecond);
+  // Fifty a second, and the first run at once, which the peer made smaller than it was.
+  EXPECT_LE(peers_.pulled_blocks, 2u * 50 + kBlocks + 5);
+  EXPECT_GE(peers_.pulled_blocks, 2u * 50 - kBlocks);
+  Run(2 * kSimSecond + 200 * kSimMs);
+  EXPECT_EQ(Copied(mine), 20u);
+}
+
+TEST_F(ReplicationTest, APeerThatSaysBlocksAreHugeStopsNothing) {
+  Make(1, 50);
+  SetView({Node(0), Node(1), Node(2)});
+  const auto mine = RunsWhere(2, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  peers_.scripts["node-1"].claims = std::uint64_t{1} << 58;
+  Announced(1, {mine[0]});
+  Run(3 * kSimSecond);
+  EXPECT_EQ(Copied(mine), 1u);
+  peers_.scripts["node-1"].silent = true;
+  Announced(1, {mine[1]});
+  Run(30 * kSimSecond);
+  Announced(2, {mine[1]});
+  Run(3 * kSimSecond);
+  EXPECT_EQ(Copied(mine), 2u);
+}
+
+TEST_F(ReplicationTest, AnotherHolderIsAskedWhenOneFailsOrLies) {
+  Make(1);
+  SetView({Node(0), Node(1), Node(2), Node(3)});
+  const auto mine = RunsWhere(6, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  peers_.scripts["node-1"].silent = true;
+  peers_.scripts["node-2"].wrong_anchor = true;
+  for (const std::size_t node : {3, 2, 1}) Announced(node, mine);  // Asked in the other order.
+  Run(20 * kSimSecond);
+  EXPECT_EQ(Copied(mine), 6u);
+  EXPECT_TRUE(health_.paused_count() > 0);
+  for (const std::string& call : peers_.pulled) EXPECT_THAT(call, ::testing::StartsWith("node-3"));
+  EXPECT_EQ(replicator_->queued() + replicator_->jobs(), 0u);
+}
+
+TEST_F(ReplicationTest, BytesThatAreWrongOrDoNotFitEndInPeace) {
+  Make(1);
+  SetView({Node(0), Node(1)});
+  const auto mine = RunsWhere(6, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  peers_.scripts["node-1"].pull_status = absl::DataLossError("");
+  Announced(1, mine);
+  Run(kSimSecond);
+  EXPECT_LE(peers_.pulled.size(), 4u) << "it is left alone";
+  EXPECT_EQ(Copied(mine), 0u);
+  peers_.scripts["node-1"].pull_status = absl::ResourceExhaustedError("");
+  Run(60 * kSimSecond);
+  EXPECT_LE(peers_.pulled.size(), 80u) << "once a second";
+  peers_.scripts["node-1"].pull_status = absl::OkStatus();
+  Run(10 * kSimSecond);
+  EXPECT_EQ(Copied(mine), 6u);
+}
+
+TEST_F(ReplicationTest, WhatWasEvictedHereRests) {
+  Make(1);
+  SetView({Node(0), Node(1)});
+  const auto mine = RunsWhere(2, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  Announced(1, mine);
+  Run(kSimSecond);
+  ASSERT_EQ(Copied(mine), 2u);
+  peers_.here.erase(std::string(Key(mine[0], kBlocks - 1).view()));
+  replicator_->Evicted(HashOf(mine[0]));
+  Announced(1, mine);
+  Run(50 * kSimSecond);
+  EXPECT_EQ(Copied(mine), 1u);
+  Run(20 * kSimSecond);
+  EXPECT_EQ(Copied(mine), 2u);
+  EXPECT_EQ(peers_.pulled_blocks, 2 * kBlocks + 1) << "and only what is missing comes";
+}
+
+TEST_F(ReplicationTest, AQueueThatIsFullForgetsNothing) {
+  Make(1);
+  SetView({Node(0), Node(1)});
+  const auto mine = RunsWhere(Replicator::kQueueMax + 500,
+                              [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  Announced(1, mine);
+  EXPECT_EQ(replicator_->queued(), Replicator::kQueueMax);
+  Run(60 * kSimSecond);
+  EXPECT_EQ(Copied(mine), mine.size());
+}
+
+TEST_F(ReplicationTest, JobsOfAMemberThatIsGoneEnd) {
+  Make(1);
+  SetView({Node(0), Node(1), Node(2)});
+  const auto mine = RunsWhere(5, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  peers_.scripts["node-1"].silent = true;
+  Announced(1, mine);
+  Run(100 * kSimMs);
+  EXPECT_EQ(replicator_->jobs(), 1u);
+  SetView({Node(0), Node(2)});
+  EXPECT_EQ(peers_.open, 0);
+  Run(kSimSecond);
+  EXPECT_EQ(replicator_->queued() + replicator_->jobs(), 0u);
+}
+
+TEST_F(ReplicationTest, RunsThatManyAskForAreHot) {
+  HotRuns hot(loop_.clock());
+  EXPECT_FALSE(hot.Asked(7, "a"));
+  EXPECT_FALSE(hot.Asked(7, "b"));
+  EXPECT_FALSE(hot.Asked(7, "a")) << "different ones count";
+  EXPECT_FALSE(hot.Asked(8, "c"));
+  EXPECT_TRUE(hot.Asked(7, "c"));
+  EXPECT_FALSE(hot.Asked(7, "d")) << "once";
+  Run(HotRuns::kWindowNanos);
+  EXPECT_FALSE(hot.Asked(7, "a"));
+  EXPECT_FALSE(hot.Asked(7, "b"));
+  EXPECT_TRUE(hot.Asked(7, "c"));
+  for (std::uint64_t i = 100; i < 100 + 2 * HotRuns::kRunsMax; ++i) hot.Asked(i, "a");
+  EXPECT_EQ(hot.runs(), HotRuns::kRunsMax);
+
+  // The home copies it, whatever R is.
+  Make(0);
+  SetView({Node(0), Node(1)});
+  const auto mine = RunsWhere(2, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  Announced(1, mine);
+  replicator_->Hot(HashOf(mine[0]));
+  replicator_->Hot(12345);
+  Run(kSimSecond);
+  EXPECT_TRUE(Here(mine[0], 9));
+  EXPECT_FALSE(Here(mine[1], 0));
+}
+
+TEST_F(ReplicationTest, AHomeTakesOverWhatNobodyElseHasWhoStays) {
+  Make(0);
+  Member leaving = Node(1), leaves_too = Node(3);
+  leaving.state = leaves_too.state = MemberState::kDraining;
+  SetView({Node(0), leaving, Node(2), leaves_too});
+  Announced(1, {1, 2, 3});
+  Announced(2, {2});  // It stays, and has it.
+  Announced(3, {3});  // It has it, and goes, too.
+  const std::vector<Announcement> all = {{HashOf(1), 10}, {HashOf(2), 10}, {HashOf(3), 10}};
+  EXPECT_THAT(replicator_->HandedOver(leaving, all), ElementsAre(0, 10, 0));
+  Run(kSimSecond);
+  EXPECT_THAT(replicator_->HandedOver(leaving, all), ElementsAre(10, 10, 10));
+  EXPECT_EQ(peers_.pulled_blocks, 2 * kBlocks);
+  // A node that drains itself promises nothing.
+  Member self = Node(0);
+  self.state = MemberState::kDraining;
+  SetView({self, leaving, Node(2), leaves_too});
+  EXPECT_THAT(replicator_->HandedOver(leaving, all), ElementsAre(0, 10, 0));
+}
+
+TEST_F(ReplicationTest, AHandoverEndsWhenAllIsSafeOrTheTimeIsOver) {
+  const auto hand_over = [&](std::int64_t limit) {
+    Handover handover(loop_, peers_, health_, {.self_id = "node-0"});
+    handover.SetView(view_);
+    std::optional<Handover::Report> report;
+    std::vector<Announcement> runs;
+    for (std::size_t run = 0; run < 2000; ++run) runs.push_back({HashOf(run), 10});
+    runs.push_back({1, 0});
+    const std::int64_t start = events_.now();
+    handover.Start(runs, loop_.clock().MonotonicNanos() + limit,
+                   [&](const auto& r) { report = r; });
+    EXPECT_FALSE(report.has_value());
+    while (!report.has_value() && events_.now() <= start + limit) Run(kSimMs);
+    EXPECT_TRUE(report.has_value());
+    EXPECT_FALSE(handover.running());
+    EXPECT_EQ(peers_.open, 0);
+    return report.value_or(Handover::Report());
+  };
+  SetView({Node(0), Node(1), Node(2)});
+  peers_.scripts["node-1"].safe = 10;
+  peers_.scripts["node-2"].safe = 9;
+  const Handover::Report half = hand_over(3 * kSimSecond);
+  EXPECT_GT(half.runs, 0u);
+  EXPECT_GT(half.runs_left, 0u);
+  EXPECT_EQ(half.runs + half.runs_left, 2000u);
+  EXPECT_EQ(half.blocks, 10 * half.runs);
+  EXPECT_EQ(half.blocks_left, 10 * half.runs_left);
+  EXPECT_LE(peers_.handed_over["node-2"], 12 * half.runs_left) << "asked less and less often";
+
+  peers_.scripts["node-2"].safe = 32;
+  EXPECT_EQ(hand_over(3 * kSimSecond).blocks_left, 0u);
+  // A home that does not answer is left alone, and the next one takes over.
+  peers_.scripts["node-2"].silent = true;
+  EXPECT_EQ(hand_over(10 * kSimSecond).blocks_left, 0u);
+  SetView({Node(0)});
+  const std::int64_t before = events_.now();
+  EXPECT_EQ(hand_over(3 * kSimSecond).runs_left, 2000u) << "there is nobody";
+  EXPECT_LT(events_.now() - before, kSimSecond);
+}
+
+TEST_F(ReplicationTest, HomesOfAllRanksAreToldAndFormerOnesForget) {
+  Announcer announcer(loop_, peers_, health_,
+                      {.self_id = "self",
+                       .copies = 1,
+                       .tick_nanos = 10 * kSimMs,
+                       .repeat_nanos = 1000 * kSimSecond,
+                       .withdraw_nanos = 3 * kSimSecond});
+  SetView({Node(0), Node(1), Node(2)});
+  announcer.SetView(view_);
+  for (std::size_t run = 0; run < 300; ++run) announcer.Set(HashOf(run), 10);
+  Run(kSimSecond);
+  EXPECT_EQ(announcer.untold(), 0u);
+  EXPECT_EQ(peers_.announcements_heard, 600u);
+  const auto right = [&] {
+    std::size_t pointers = 0;
+    for (const auto& [id, known] : peers_.announced) pointers += known.size();
+    for (std::size_t run = 0; run < 300; ++run) {
+      for (const std::size_t rank : {0, 1}) {
+        if (!peers_.announced[HomeOf(run, rank)].contains(HashOf(run))) return false;
+      }
+    }
+    return pointers == 600u;
+  };
+  EXPECT_TRUE(right());
+  // A node comes: only what it is home of is told, and taken back elsewhere a while later.
+  SetView({Node(0), Node(1), Node(2), Node(3)});
+  announcer.SetView(view_);
+  Run(kSimSecond);
+  const std::size_t moved = peers_.announced["node-3"].size();
+  EXPECT_GT(moved, 0u);
+  EXPECT_EQ(peers_.announcements_heard, 600 + moved);
+  EXPECT_FALSE(right());
+  Run(5 * kSimSecond);
+  EXPECT_TRUE(right());
+  EXPECT_EQ(peers_.announcements_heard, 600 + 2 * moved);
+}
+
+TEST_F(ReplicationTest, DigestsFindWhatAHomeDoesNotKnow) {
+  Announcer announcer(loop_, peers_, health_,
+                      {.self_id = "self",
+                       .copies = 1,
+                       .tick_nanos = 10 * kSimMs,
+                       .repeat_nanos = 1000 * kSimSecond,
+                       .compare_nanos = 10 * kSimSecond,
+                       .withdraw_nanos = 2 * kSimSecond});
+  SetView({Node(0), Node(1), Node(2)});
+  announcer.SetView(view_);
+  for (std::size_t run = 0; run < 300; ++run) announcer.Set(HashOf(run), 10);
+  Run(10 * kSimSecond);
+  for (std::size_t run = 0; run < 50; ++run) announcer.Set(HashOf(run), 0);
+  for (std::size_t run = 50; run < 90; ++run) announcer.Set(HashOf(run), 4);
+  Run(10 * kSimSecond);
+  SetView({Node(0), Node(1), Node(3)});
+  announcer.SetView(view_);
+  Run(60 * kSimSecond);
+  EXPECT_EQ(announcer.differed(), 0u) << "they agree, whatever changed";
+  EXPECT_GE(peers_.compared["node-1"], 5u);
+
+  // A home lost some, and believes in one that is none.
+  const auto before = peers_.announced["node-1"];
+  peers_.announced["node-1"].erase(peers_.announced["node-1"].begin());
+  peers_.announced["node-1"][std::uint64_t{0xff} << 56] = 3;
+  Run(11 * kSimSecond);
+  EXPECT_EQ(announcer.differed(), 2u);
+  EXPECT_EQ(peers_.announced["node-1"], before);
+  Run(60 * kSimSecond);
+  EXPECT_EQ(announcer.differed(), 2u);
+
+  // One that never agrees is asked less and less often.
+  peers_.scripts["node-1"].differ = 1;
+  const std::size_t compared = peers_.compared["node-1"];
+  Run(700 * kSimSecond);
+  EXPECT_LE(peers_.compared["node-1"], compared + 7);
+}
+
+TEST_F(ReplicationTest, APointerTableKnowsItsDigests) {
+  Digests said = {};
+  const auto say = [&](std::uint64_t hash, std::uint8_t before, std::uint8_t now) {
+    said[DigestOf(hash)] ^= DigestWord({hash, before}) ^ DigestWord({hash, now});
+    pointers_.Announced(Node(1), {{hash, now}});
+  };
+  SetView({Node(0), Node(1), Node(2)});
+  for (std::size_t run = 0; run < 200; ++run) say(HashOf(run), 0, 5);
+  for (std::size_t run = 0; run < 200; run += 3) say(HashOf(run), 5, 7);
+  for (std::size_t run = 0; run < 200; run += 5) say(HashOf(run), run % 3 == 0 ? 7 : 5, 0);
+  pointers_.Announced(Node(2), {{HashOf(1), 9}});
+  EXPECT_EQ(pointers_.Compare(Node(1), said), 0u);
+  EXPECT_EQ(pointers_.MostOf(HashOf(1)), 9u);
+  EXPECT_EQ(pointers_.MostOf(HashOf(3)), 7u);
+
+  Digests other = said;
+  other[DigestOf(HashOf(1))] ^= 1;
+  EXPECT_EQ(pointers_.Compare(Node(1), other), std::uint64_t{1} << DigestOf(HashOf(1)));
+  EXPECT_THAT(pointers_.Find(HashOf(1)), SizeIs(2)) << "believed until node 1 told again";
+  Run(PointerTable::kForgetNanos);
+  EXPECT_THAT(pointers_.Find(HashOf(1)), SizeIs(1)) << "which it did not";
+  EXPECT_EQ(pointers_.Find(HashOf(1))[0].holder, "node-2");
+  said[DigestOf(HashOf(1))] = 0;
+  EXPECT_EQ(pointers_.Compare(Node(1), said), 0u);
+  say(HashOf(1), 0, 5);
+  EXPECT_EQ(pointers_.Compare(Node(1), said), 0u);
+  EXPECT_THAT(pointers_.Find(HashOf(1)), SizeIs(2));
+
+  // docs/formats.md
+  EXPECT_EQ(DigestWord({0x0123456789abcdef, 32}), 0x036297ae00861372u);
+  EXPECT_EQ(DigestWord({0x0123456789abcdef, 0}), 0u);
+}
+
+TEST(ValidRunsTest, OnlyWhatWasAskedForAndCanBe) {
+  HeldRun good{.anchor_hash = HashOf(1),
+               .fingerprint = kFingerprint,
+               .blocks = {.anchor = Key(1, 0), .keys = {Key(1, 0), Key(1, 1)}, .places = {0, 1}},
+               .bytes = 2000};
+  const std::vector<std::uint64_t> asked = {HashOf(1), HashOf(2)};
+  EXPECT_TRUE(ValidRuns(asked, {}));
+  EXPECT_TRUE(ValidRuns(asked, {good}));
+  EXPECT_FALSE(ValidRuns(asked, {good, good}));
+  EXPECT_FALSE(ValidRuns({HashOf(2)}, {good}));
+  const auto refused = [&](const std::function<void(HeldRun*)>& change) {
+    HeldRun run = good;
+    change(&run);
+    return !ValidRuns(asked, {run});
+  };
+  EXPECT_TRUE(refused([](HeldRun* run) { run->blocks.anchor = Key(2, 0); }));
+  EXPECT_TRUE(refused([](HeldRun* run) { run->blocks.anchor = BlockKey(); }));
+  EXPECT_TRUE(refused([](HeldRun* run) { run->fingerprint[0] = std::byte{1}; }));
+  EXPECT_TRUE(refused([](HeldRun* run) { run->blocks.keys.pop_back(); }));
+  EXPECT_TRUE(refused([](HeldRun* run) { run->blocks.keys[1] = BlockKey(); }));
+  EXPECT_TRUE(refused([](HeldRun* run) { run->blocks.keys[1] = run->blocks.keys[0]; }));
+  EXPECT_TRUE(refused([](HeldRun* run) { run->blocks.places = {1, 0}; }));
+  EXPECT_TRUE(refused([](HeldRun* run) { run->blocks.places = {1, 32}; }));
+  EXPECT_TRUE(refused([](HeldRun* run) { run->bytes = 1; }));
+  EXPECT_TRUE(refused([](HeldRun* run) {
+    run->blocks.keys.clear();
+    run->blocks.places.clear();
+  }));
+  EXPECT_TRUE(refused([](HeldRun* run) {
+    for (std::size_t i = 2; i <= kListKeysMax; ++i) {
+      run->blocks.keys.push_back(Key(1, i));
+      run->blocks.places.push_back(31);
+    }
+    run->bytes = 1 << 20;
+  }));
+}
+
+}  // namespace
+}  // namespace kvmill
