@@ -16,7 +16,7 @@
 namespace kvmill {
 namespace {
 
-constexpr int kAnswerBytesMax = 1 << 20;  // 64 runs of 32 keys are 140 KiB.
+constexpr int kAnswerBytesMax = 1 << 20;  // 64 runs of 128 keys are 560 KiB.
 // gRPC answers from memory while it waits to connect again. PeerHealth waits as well, and longer.
 constexpr int kReconnectMs = 50;
 constexpr int kReconnectMsMax = 1000;
@@ -178,6 +178,7 @@ Peers::CallId GrpcPeers::Locate(const Member& member, const Fingerprint& fingerp
   KVMILL_CHECK(!queries.empty() && queries.size() <= kQueryRunsMax);
   v1::LocateRequest request;
   request.set_fingerprint(std::string(AsBytes(fingerprint)));
+  request.set_asker(self_.id);
   ToProto(queries, &request);
   return Start<v1::LocateReply>(
       member, std::move(request), &Async::Locate, deadline_nanos,

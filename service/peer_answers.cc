@@ -24,7 +24,8 @@ RunAnswer PeerAnswers::Answer(const Fingerprint& fingerprint, const RunQuery& qu
   return answer;
 }
 
-void PeerAnswers::Locate(const Fingerprint& fingerprint, std::vector<RunQuery> queries,
+void PeerAnswers::Locate(const std::string& asker, const Fingerprint& fingerprint,
+                         std::vector<RunQuery> queries,
                          std::function<void(std::vector<RunAnswer>)> done) {
   std::vector<RunAnswer> answers(queries.size());
   bool all = true;
@@ -33,26 +34,59 @@ void PeerAnswers::Locate(const Fingerprint& fingerprint, std::vector<RunQuery> q
     all &= answers[i].present == AllOf(queries[i]);
   }
   if (all) return done(std::move(answers));
-  loop_.Post([this, fingerprint, queries = std::move(queries), answers = std::move(answers),
+  loop_.Post([this, asker, fingerprint, queries = std::move(queries), answers = std::move(answers),
               done = std::move(done)]() mutable {
     for (std::size_t i = 0; i < queries.size(); ++i) {
       AddPointers(fingerprint, queries[i], pointers_, &answers[i]);
+      if (answers[i].pointers.empty() || asker.empty() || replicator_ == nullptr) continue;
+      const std::uint64_t hash = AnchorHash(fingerprint, queries[i].anchor);
+      if (hot_.Asked(hash, asker)) replicator_->Hot(hash);
     }
     done(std::move(answers));
   });
 }
 
+absl::Status PeerAnswers::CheckMember(const Member& holder) const {
+  const std::optional<MemberIndex> index =
+      view_ == nullptr ? std::nullopt : view_->IndexOf(holder.id);
+  if (index.has_value() && view_->members()[*index].incarnation == holder.incarnation) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(
+      absl::StrCat("node \"", holder.id, "\" is no member, as far as is known here"));
+}
+
 void PeerAnswers::Announced(const Member& holder, std::vector<Announcement> announcements,
                             std::function<void(absl::Status)> done) {
   loop_.Post([this, holder, announcements = std::move(announcements), done = std::move(done)] {
-    const std::optional<MemberIndex> index =
-        view_ == nullptr ? std::nullopt : view_->IndexOf(holder.id);
-    if (!index.has_value() || view_->members()[*index].incarnation != holder.incarnation) {
-      return done(absl::UnavailableError(
-          absl::StrCat("node \"", holder.id, "\" is no member, as far as is known here")));
+    const absl::Status member = CheckMember(holder);
+    if (member.ok()) {
+      pointers_.Announced(holder, announcements);
+      if (replicator_ != nullptr) replicator_->Announced(announcements);
+    }
+    done(member);
+  });
+}
+
+void PeerAnswers::HandedOver(const Member& holder, std::vector<Announcement> announcements,
+                             Peers::Done<std::vector<std::uint8_t>> done) {
+  loop_.Post([this, holder, announcements = std::move(announcements), done = std::move(done)] {
+    const absl::Status member = CheckMember(holder);
+    if (!member.ok()) return done(member);
+    if (replicator_ == nullptr) {
+      return done(absl::UnavailableError("this node keeps nothing for others"));
     }
     pointers_.Announced(holder, announcements);
-    done(absl::OkStatus());
+    done(replicator_->HandedOver(holder, announcements));
+  });
+}
+
+void PeerAnswers::Compare(const Member& holder, const Digests& digests,
+                          Peers::Done<std::uint64_t> done) {
+  loop_.Post([this, holder, digests, done = std::move(done)] {
+    const absl::Status member = CheckMember(holder);
+    if (!member.ok()) return done(member);
+    done(pointers_.Compare(holder, digests));
   });
 }
 

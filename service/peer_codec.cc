@@ -1,5 +1,6 @@
 #include "service/peer_codec.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -41,12 +42,16 @@ absl::StatusOr<HeldRun> RunFromProto(const v1::HeldRun& from) {
   HeldRun run;
   run.anchor_hash = from.anchor_hash();
   KVMILL_ASSIGN_OR_RETURN(run.fingerprint, FingerprintFromBytes(from.fingerprint()));
-  KVMILL_ASSIGN_OR_RETURN(run.anchor, BlockKey::FromBytes(from.anchor()));
-  if (static_cast<std::size_t>(from.keys_size()) > kRunBlocks) {
-    return TooMany("keys of a run", static_cast<std::size_t>(from.keys_size()), kRunBlocks);
+  KVMILL_ASSIGN_OR_RETURN(run.blocks.anchor, BlockKey::FromBytes(from.anchor()));
+  if (static_cast<std::size_t>(from.keys_size()) > kListKeysMax) {
+    return TooMany("keys of a run", static_cast<std::size_t>(from.keys_size()), kListKeysMax);
   }
   for (const std::string& key : from.keys()) {
-    KVMILL_ASSIGN_OR_RETURN(run.keys.emplace_back(), BlockKey::FromBytes(key));
+    KVMILL_ASSIGN_OR_RETURN(run.blocks.keys.emplace_back(), BlockKey::FromBytes(key));
+  }
+  for (const std::uint32_t place : from.places()) {
+    if (place >= kRunBlocks) return absl::InvalidArgumentError(absl::StrCat("place ", place));
+    run.blocks.places.push_back(static_cast<std::uint8_t>(place));
   }
   run.bytes = from.bytes();
   return run;
@@ -156,8 +161,9 @@ void ToProto(const std::vector<HeldRun>& runs, v1::ListRunsReply* out) {
     v1::HeldRun* to = out->add_runs();
     to->set_anchor_hash(run.anchor_hash);
     to->set_fingerprint(std::string(AsBytes(run.fingerprint)));
-    to->set_anchor(std::string(run.anchor.view()));
-    for (const BlockKey& key : run.keys) to->add_keys(std::string(key.view()));
+    to->set_anchor(std::string(run.blocks.anchor.view()));
+    for (const BlockKey& key : run.blocks.keys) to->add_keys(std::string(key.view()));
+    for (const std::uint8_t place : run.blocks.places) to->add_places(place);
     to->set_bytes(run.bytes);
   }
 }
@@ -170,6 +176,22 @@ absl::StatusOr<std::vector<HeldRun>> FromProto(const v1::ListRunsReply& reply) {
     runs.push_back(*std::move(run));
   }
   return runs;
+}
+
+absl::StatusOr<std::vector<std::uint64_t>> FromProto(const v1::ListRunsRequest& request) {
+  const auto count = static_cast<std::size_t>(request.anchor_hashes_size());
+  if (count > kListRunsMax) return TooMany("anchors", count, kListRunsMax);
+  return std::vector<std::uint64_t>(request.anchor_hashes().begin(), request.anchor_hashes().end());
+}
+
+absl::StatusOr<Digests> FromProto(const v1::CompareRequest& request) {
+  Digests digests = {};
+  if (static_cast<std::size_t>(request.digests_size()) != digests.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.digests_size(), " digests: want ", digests.size()));
+  }
+  std::copy(request.digests().begin(), request.digests().end(), digests.begin());
+  return digests;
 }
 
 absl::StatusOr<std::vector<std::uint8_t>> FromProto(const v1::HandOverReply& reply) {

@@ -9,8 +9,7 @@ namespace kvmill {
 
 // Answers without a thread that waits. FAILED_PRECONDITION while this daemon is in no cluster;
 // PERMISSION_DENIED to local clients, who are no nodes.
-class PeerService final : public v1::Peer::WithCallbackMethod_Locate<
-                              v1::Peer::WithCallbackMethod_Announce<v1::Peer::Service>> {
+class PeerService final : public v1::Peer::CallbackService {
  public:
   explicit PeerService(const ServiceContext& context) : context_(context) {}
 
@@ -20,6 +19,16 @@ class PeerService final : public v1::Peer::WithCallbackMethod_Locate<
   grpc::ServerUnaryReactor* Announce(grpc::CallbackServerContext* call,
                                      const v1::AnnounceRequest* request,
                                      v1::AnnounceReply* reply) override;
+  // On the I/O pool: it looks at many blocks.
+  grpc::ServerUnaryReactor* ListRuns(grpc::CallbackServerContext* call,
+                                     const v1::ListRunsRequest* request,
+                                     v1::ListRunsReply* reply) override;
+  grpc::ServerUnaryReactor* HandOver(grpc::CallbackServerContext* call,
+                                     const v1::AnnounceRequest* request,
+                                     v1::HandOverReply* reply) override;
+  grpc::ServerUnaryReactor* Compare(grpc::CallbackServerContext* call,
+                                    const v1::CompareRequest* request,
+                                    v1::CompareReply* reply) override;
 
  private:
   // Who may go on, and with whose answers.

@@ -212,6 +212,70 @@ TEST_F(GrpcPeersTest, ANodeSaysWhatItHasAndWhoToldIt) {
   EXPECT_EQ(store_->stats().lookup_blocks, 0u);
 }
 
+TEST_F(GrpcPeersTest, AHomeListsTakesOverAndCompares) {
+  const std::uint64_t hash = HashOfAnchor();
+  HeldRun run{.anchor_hash = hash,
+              .fingerprint = fingerprint_,
+              .blocks = {.anchor = Id(1).key, .keys = {Id(1).key, Id(5).key}, .places = {0, 4}},
+              .bytes = 12345};
+  answers_->SetLister([&](const std::vector<std::uint64_t>& hashes) {
+    return hashes == std::vector<std::uint64_t>{hash, 7} ? std::vector<HeldRun>{run}
+                                                         : std::vector<HeldRun>();
+  });
+  const auto runs = Wait<std::vector<HeldRun>>(5000 * kMs, [&](std::int64_t deadline, auto done) {
+    peers_->ListRuns(b_, {hash, 7}, deadline, done);
+  });
+  ASSERT_TRUE(runs.ok()) << runs.status();
+  ASSERT_EQ(runs->size(), 1u);
+  EXPECT_TRUE(ValidRuns({hash, 7}, *runs));
+  EXPECT_EQ((*runs)[0].blocks.keys, run.blocks.keys);
+  EXPECT_EQ((*runs)[0].blocks.places, run.blocks.places);
+  EXPECT_EQ((*runs)[0].bytes, 12345u);
+
+  const auto hand_over = [&] {
+    return Wait<std::vector<std::uint8_t>>(5000 * kMs, [&](std::int64_t deadline, auto done) {
+      peers_->HandOver(b_, {{hash, 3}, {7, 2}}, deadline, done);
+    });
+  };
+  EXPECT_EQ(hand_over().status().code(), absl::StatusCode::kUnavailable) << "it keeps nothing";
+  PeerHealth health(b_loop_.clock());
+  std::unique_ptr<GrpcPeers> b_peers;
+  std::unique_ptr<Replicator> replicator;
+  b_loop_.Run([&] {
+    b_peers = std::make_unique<GrpcPeers>(b_loop_, b_, GrpcPeers::Puller());
+    replicator = std::make_unique<Replicator>(
+        b_loop_, *b_peers, health, answers_->pointers(),
+        Replicator::Options{
+            .self_id = "b",
+            .held = [&](std::uint64_t anchor) -> std::uint8_t { return anchor == hash ? 3 : 1; },
+            .bytes = [](const Fingerprint&, const BlockKey&) { return std::uint64_t{0}; }});
+    replicator->SetView(ViewOf({a_, b_}));
+    answers_->SetReplicator(replicator.get());
+  });
+  const auto counts = hand_over();
+  ASSERT_TRUE(counts.ok()) << counts.status();
+  EXPECT_EQ(*counts, (std::vector<std::uint8_t>{3, 1}));
+  b_loop_.Run([&] { EXPECT_EQ(replicator->queued(), 1u); });
+
+  Digests digests = {};
+  digests[DigestOf(hash)] ^= DigestWord({hash, 3});
+  const auto compare = [&] {
+    return Wait<std::uint64_t>(5000 * kMs, [&](std::int64_t deadline, auto done) {
+      peers_->Compare(b_, digests, deadline, done);
+    });
+  };
+  EXPECT_EQ(*compare(), std::uint64_t{1} << DigestOf(7)) << "which was handed over, too";
+  EXPECT_EQ(*compare(), 0u);
+  b_loop_.Run([&] {
+    answers_->SetReplicator(nullptr);
+    answers_->SetView(ViewOf({b_}));
+    replicator = nullptr;
+    b_peers = nullptr;
+  });
+  EXPECT_EQ(compare().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(hand_over().status().code(), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(GrpcPeersTest, AnUnknownNamespaceIsNoError) {
   ASSERT_TRUE(Put(1).ok());
   fingerprint_[0] ^= std::byte{1};
@@ -311,6 +375,19 @@ TEST_F(GrpcPeersTest, WhatIsOutOfBoundsIsRefusedByValueAndLimit) {
   EXPECT_EQ(announce([](auto* request) { request->set_holder_incarnation(""); }),
             "3 incarnation of 0 bytes: want 16");
   b_loop_.Run([this] { EXPECT_EQ(answers_->pointers().anchors(), 1u) << "of the good one"; });
+
+  v1::ListRunsRequest list;
+  for (int i = 0; i < 65; ++i) list.add_anchor_hashes(1);
+  EXPECT_EQ((Ask<v1::ListRunsRequest, v1::ListRunsReply>(&v1::Peer::Stub::ListRuns, list)
+                 .error_message()),
+            "65 anchors in one request: at most 64");
+  v1::CompareRequest compare;
+  compare.set_holder("a");
+  compare.set_holder_incarnation(a_.incarnation);
+  compare.add_digests(1);
+  EXPECT_EQ((Ask<v1::CompareRequest, v1::CompareReply>(&v1::Peer::Stub::Compare, compare)
+                 .error_message()),
+            "1 digests: want 64");
 
   context_->peer_answers = nullptr;
   EXPECT_EQ(locate([](auto*) {}), "9 this daemon is in no cluster");
