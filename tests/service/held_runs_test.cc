@@ -442,6 +442,12 @@ TEST_F(HeldRunsTest, AgreesWithTheStoreWhateverComesAndGoesAndAfterRestarts) {
           other.join();
           break;
         }
+        case 4:
+          // Half of each.
+          for (std::size_t i = first; i < first + count; ++i) {
+            static_cast<void>(Put(space_, sequence.keys[i], OriginOf(sequence, i), 0));
+          }
+          break;
         default:
           for (std::size_t i = 0; i < std::min(first + count, sequence.keys.size()); ++i) {
             PutWhole(sequence, i);
