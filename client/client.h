@@ -163,6 +163,14 @@ class FetchSink {
     std::uint32_t layer_index = 0;  // Within the group; the model's number is in the page header.
   };
 
+  // A layer group of a block comes: one page a layer, of these bytes. Before its first page;
+  // must not wait. Not OK: as of OnPage.
+  virtual absl::Status OnGroup(std::uint32_t block, std::uint8_t group, std::uint32_t token_count,
+                               absl::Span<const std::uint32_t> page_bytes) {
+    static_cast<void>(block), static_cast<void>(group);
+    static_cast<void>(token_count), static_cast<void>(page_bytes);
+    return absl::OkStatus();
+  }
   // Where to put a page of `page_bytes`: exactly that many bytes, left alone until OnPage for the
   // same id; or empty (the default): the library uses memory of its own that OnPage may only read
   // during its call. If the block fails midway its memory holds nothing of use.
@@ -173,6 +181,11 @@ class FetchSink {
   // A verified page (identity and checksums). Not OK: the rest of this block is dropped and this
   // status becomes the block's.
   virtual absl::Status OnPage(const PageId& id, const PageView& page) = 0;
+
+  // True: the sink verifies pages itself (VerifyPage), later and where it likes. Then OnPage gets
+  // what came, of which no more is known than that it is laid out as a page. The same for all of a
+  // Fetch.
+  virtual bool verifies() const { return false; }
 };
 
 struct FetchBlockResult {

@@ -88,6 +88,7 @@ class DataFetch final : public DataOperation<FetchResult> {
     std::vector<Page> pages;
     std::unique_ptr<std::byte[]> own_memory;
     std::vector<absl::Status> verified;  // Of `pages`; empty: not yet.
+    bool announced = false;              // The sink knows the groups.
   };
   using PartCallPtr = std::shared_ptr<PartCall>;  // Of the call's callbacks, and of a task.
 
@@ -211,7 +212,11 @@ class DataFetch final : public DataOperation<FetchResult> {
     // While another part is with the sink the transport does not wait for it: the pages go to
     // memory of our own and are copied later.
     if (sink_mu_.TryLock()) {
-      for (Page& page : call->pages) page.memory = sink_.PageMemory(page.id, bytes_of(page));
+      Announce(call);
+      for (Page& page : call->pages) {
+        if (!result_.blocks[page.id.block].status.ok()) continue;  // It will be dropped.
+        page.memory = sink_.PageMemory(page.id, bytes_of(page));
+      }
       sink_mu_.Unlock();
     }
     std::size_t own_bytes = 0;
@@ -232,6 +237,20 @@ class DataFetch final : public DataOperation<FetchResult> {
     return absl::OkStatus();
   }
 
+  void Announce(PartCall* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(sink_mu_) {
+    call->announced = true;
+    for (const v1::FetchReply& entry : call->reply.groups()) {
+      const std::size_t block = call->part.first_key + entry.block();
+      absl::Status& status = result_.blocks[block].status;
+      if (entry.page_bytes_size() == 0 || !status.ok()) continue;
+      status =
+          sink_.OnGroup(static_cast<std::uint32_t>(block), static_cast<std::uint8_t>(entry.group()),
+                        entry.token_count(),
+                        absl::MakeConstSpan(entry.page_bytes().data(),
+                                            static_cast<std::size_t>(entry.page_bytes_size())));
+    }
+  }
+
   PageIdentity IdentityOf(const Page& page, std::uint32_t token_count) const {
     const LayerGroup& group = ns_.spec.groups[page.id.group];
     PageIdentity want;
@@ -250,6 +269,10 @@ class DataFetch final : public DataOperation<FetchResult> {
   void Verify(PartCall* call) const {
     call->verified.reserve(call->pages.size());
     for (const Page& page : call->pages) {
+      if (sink_.verifies()) {
+        call->verified.push_back(absl::OkStatus());
+        continue;
+      }
       const v1::FetchReply& entry = call->reply.groups(static_cast<int>(page.entry));
       call->verified.push_back(VerifyPage(IdentityOf(page, entry.token_count()), page.memory));
     }
@@ -260,6 +283,7 @@ class DataFetch final : public DataOperation<FetchResult> {
     if (status.ok()) {
       if (call->verified.empty()) Verify(call.get());
       MutexLock lock(sink_mu_);
+      if (!call->announced) Announce(call.get());
       std::size_t i = 0;
       for (const v1::FetchReply& entry : call->reply.groups()) {
         NoteEntry(call->part.first_key + entry.block(), entry);

@@ -191,6 +191,10 @@ class FetchStream {
     FetchBlockResult& result = result_.blocks[block_];
     result.tier = group_index_ == 0 ? tier : std::max(result.tier, tier);
     result.token_count = group_.token_count = head.token_count();
+    if (block_status_.ok()) {
+      block_status_ = sink_.OnGroup(static_cast<std::uint32_t>(block_), group_index_,
+                                    group_.token_count, group_.page_bytes);
+    }
     return absl::OkStatus();
   }
 
@@ -238,7 +242,7 @@ class FetchStream {
     want.format = FormatOf(ns_.spec, group);
     want.source_dtype = ns_.spec.source_dtype;
     want.frame = ns_.spec.frame;
-    KVMILL_RETURN_IF_ERROR(VerifyPage(want, group_.memory));
+    if (!sink_.verifies()) KVMILL_RETURN_IF_ERROR(VerifyPage(want, group_.memory));
     KVMILL_ASSIGN_OR_RETURN(const PageView page, PageView::Parse(group_.memory));
     result_.page_bytes += group_.memory.size();
     return sink_.OnPage(id, page);

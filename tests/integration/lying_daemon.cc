@@ -24,6 +24,7 @@ class Relay {
  public:
   Relay(LyingDaemon& liar, grpc::GenericCallbackServerContext* call)
       : liar_(liar),
+        call_(call),
         method_(call->method()),
         stub_(liar.real(call->client_metadata().count(kDoorTokenMetadata) != 0)),
         down_(*this),
@@ -90,6 +91,7 @@ class Relay {
       up_.RemoveHold();
       return;
     }
+    PassMetadata();
     for (std::string& lie : liar_.InsteadOf(method_, TextOf(reply_))) {
       replies_.push_back(std::move(lie));
     }
@@ -123,7 +125,17 @@ class Relay {
     if (ends_.fetch_sub(1) == 1) delete this;
   }
 
+  // Of the daemon: who answers is no lie. Before anything else is said.
+  void PassMetadata() {
+    if (std::exchange(metadata_passed_, true)) return;
+    for (const auto& [name, value] : context_.GetServerInitialMetadata()) {
+      call_->AddInitialMetadata(std::string(name.data(), name.size()),
+                                std::string(value.data(), value.size()));
+    }
+  }
+
   LyingDaemon& liar_;
+  grpc::GenericCallbackServerContext* const call_;
   const std::string method_;
   grpc::GenericStub stub_;
   grpc::ClientContext context_;
@@ -136,6 +148,7 @@ class Relay {
   grpc::ByteBuffer lie_;
   std::deque<std::string> replies_;
   bool writes_over_ = false;
+  bool metadata_passed_ = false;
   bool cancelled_ = false;
   bool silent_ = false;
 };

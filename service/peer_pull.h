@@ -1,0 +1,159 @@
+// Copies blocks from other nodes into the local store: Peers::Pull over the client library, which
+// brings them by UCX where both nodes have it and with gRPC messages elsewhere.
+//
+// A pull is cut into batches of about 16 MiB. Pages are received where the store will keep them,
+// without another copy; a block is verified and sealed, on threads of this object's own, as soon as
+// all of it came. What is damaged, torn, or too late leaves nothing.
+//
+// Bounds, of Options. In flight are at most `blocks` blocks and `bytes` bytes of one peer, and so
+// many of all, whatever it is that peers do; what exceeds them waits here, up to its deadline.
+// Bytes are counted as those of tiles (a batch of blocks in 16 bits takes up to five times as
+// much), and are memory of the store that cannot be evicted meanwhile. A peer costs a client (four
+// threads, a connection, and UCX's buffers, some MiB) while it is asked for something and for
+// `idle_nanos` more, at most `clients_max` of them.
+//
+// A pull that was cancelled, or is too late, holds what it has in flight until its fetch has ended:
+// at its deadline, or when the peer has sent it.
+#ifndef KVMILL_SERVICE_PEER_PULL_H_
+#define KVMILL_SERVICE_PEER_PULL_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "client/client.h"
+#include "service/cluster/loop.h"
+#include "service/cluster/peers.h"
+#include "service/pull_batch.h"
+#include "storage/core/worker_pool.h"
+#include "storage/tiered_store.h"
+
+namespace kvmill {
+
+class ClusterView;
+
+// Lives on the loop, or ends when the loop has stopped; store and loop outlive it. Only stats() is
+// for any thread.
+class PeerPull final {
+ public:
+  struct Options {
+    DataPath path = DataPath::kAuto;
+    bool data_plane_plaintext = false;  // As this node's own data plane.
+    struct Limit {
+      std::size_t blocks = 0;
+      std::uint64_t bytes = 0;
+    };
+    Limit peer = {512, std::uint64_t{128} << 20};
+    Limit all = {2048, std::uint64_t{256} << 20};
+    std::uint64_t batch_bytes = std::uint64_t{16} << 20;  // A block at least.
+    std::size_t calls_max = 4096;  // Open pulls; more are RESOURCE_EXHAUSTED.
+    std::size_t clients_max = 64;
+    std::int64_t idle_nanos = 60'000'000'000;
+    std::size_t seal_threads = 2;
+  };
+
+  PeerPull(Loop& loop, TieredStore& store, const Options& options);
+  // Waits for no peer. Pulls end without a word.
+  ~PeerPull();
+  PeerPull(const PeerPull&) = delete;
+  PeerPull& operator=(const PeerPull&) = delete;
+
+  // As Peers::Pull: `done` runs once, on the loop, not within this call, at the deadline at the
+  // latest. `call` names it for Cancel, and is the caller's. Statuses of blocks: OK also when it
+  // was here before; NOT_FOUND; DATA_LOSS; RESOURCE_EXHAUSTED, no room for it here; ABORTED, it was
+  // removed here meanwhile. Errors of all: UNAVAILABLE, nobody answers at the member's address, or
+  // it is another process than the member names; DEADLINE_EXCEEDED; FAILED_PRECONDITION, this node
+  // does not know the namespace; INVALID_ARGUMENT; RESOURCE_EXHAUSTED, too many pulls.
+  // Only whole blocks are pulled: one that comes with fewer tokens is DATA_LOSS.
+  void Pull(Peers::CallId call, const Member& member, const Fingerprint& fingerprint,
+            RunKeys blocks, std::int64_t deadline_nanos,
+            Peers::Done<std::vector<absl::Status>> done);
+  // `done` does not run. Nothing when it has.
+  void Cancel(Peers::CallId call);
+
+  // Members that are not in the view, in this incarnation and at this address, are not asked any
+  // more; pulls from them that still run are UNAVAILABLE.
+  void Keep(const ClusterView& view);
+
+  // Counters since the start, and gauges.
+  struct Stats {
+    std::uint64_t pulls = 0, failed_pulls = 0;
+    std::uint64_t blocks = 0, bytes = 0;  // Sealed here.
+    std::uint64_t missing_blocks = 0;
+    std::uint64_t damaged_blocks = 0;
+    std::uint64_t blocks_in_flight = 0, bytes_in_flight = 0;
+    std::uint64_t clients = 0;
+  };
+  Stats stats() const;
+
+ private:
+  // A process of the cluster, and the client that talks to it.
+  struct Link;
+  using LinkPtr = std::shared_ptr<Link>;  // Of the table, and of batches that run.
+  struct LinkId : std::tuple<std::string, std::string, std::string> {  // Id, incarnation, address.
+    explicit LinkId(const Member& member) : tuple(member.id, member.incarnation, member.address) {}
+  };
+  struct Op {
+    Member member;
+    std::int64_t deadline_nanos = 0;
+    NamespaceId namespace_id = 0;
+    std::shared_ptr<const ClientNamespace> ns;  // Shared with the batches.
+    std::uint64_t block_bytes = 0;              // Of a whole block in tiles.
+    std::vector<PullBatch::Wanted> wanted;
+    std::vector<absl::Status> statuses;
+    std::size_t next = 0;  // The first block that no batch asks for.
+    std::size_t answered = 0;
+    std::vector<std::shared_ptr<PullBatch>> batches;  // That run.
+    Loop::TimerId timer = 0;
+    Peers::Done<std::vector<absl::Status>> done;
+  };
+
+  absl::Status Check(const RunKeys& blocks, std::int64_t deadline_nanos) const;
+  absl::StatusOr<LinkPtr> LinkOf(const Member& member);
+  // Starts whatever may start.
+  void Pump();
+  void StartBatch(Peers::CallId call, Op* op, const LinkPtr& link, std::size_t count);
+  void BatchEnded(Peers::CallId call, const LinkPtr& link, std::size_t first,
+                  const std::shared_ptr<PullBatch>& batch, PullBatch::Result result);
+  // Finds out which process answers at the link's address.
+  void SayHello(const LinkPtr& link, const ClientNamespace& ns);
+  void Greeted(const LinkPtr& link, const absl::Status& status);
+  // OK when it is the one that is meant.
+  absl::Status CheckIncarnation(const Link& link) const;
+  // The link is used no more: pulls from it end with `why`.
+  void Retire(const LinkPtr& link, const absl::Status& why);
+  void FailPullsFrom(const Member& member, const absl::Status& why);
+  void Finish(Peers::CallId call, absl::StatusOr<std::vector<absl::Status>> result);
+  void DropIdle();
+  // Runs `task` on the loop, unless this is gone by then.
+  std::function<void()> IfAlive(std::function<void()> task) const;
+
+  Loop& loop_;
+  TieredStore& store_;
+  const Options options_;
+  std::map<Peers::CallId, Op> ops_;
+  std::deque<Peers::CallId> queue_;  // Of pulls with blocks that nobody was asked for yet.
+  std::map<LinkId, LinkPtr> links_;
+  Options::Limit in_flight_;
+  Loop::TimerId idle_timer_ = 0;  // 0: no links.
+
+  struct Counters {
+    std::atomic<std::uint64_t> pulls{0}, failed_pulls{0}, blocks{0}, bytes{0}, missing_blocks{0},
+        damaged_blocks{0}, blocks_in_flight{0}, bytes_in_flight{0}, clients{0};
+  } counters_;
+
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  // Last: what they run uses the rest. Clients are destroyed on the closer.
+  WorkerPool sealers_;
+  WorkerPool closer_;
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_PEER_PULL_H_
