@@ -161,16 +161,27 @@ class TieredStore {
     std::uint32_t hit_blocks =
         0;  // Longest prefix of `keys` that every layer group of the namespace can serve.
     std::uint64_t hit_tokens = 0;   // Of those blocks (the tail not counted).
-    std::vector<Tier> tiers;        // Per hit block, the slowest over its groups.
+    std::vector<Tier> tiers;        // Per hit block, the slowest over its groups; kPeer: elsewhere.
     std::uint32_t tail_tokens = 0;  // Of the longest of the tails asked for that is there after the
                                     // last hit block; 0: none.
     BlockKey tail_key;              // What it is stored under.
+  };
+  struct LookupOptions {
+    // One for each key, or none: true where another node has the block, in all groups. Such a block
+    // counts as there, in tier kPeer where this store lacks it. May be null.
+    const std::vector<bool>* elsewhere = nullptr;
+    // False: the caller asks again, unless all keys are hits; so only these are counted.
+    bool is_last_word = true;
   };
   // Never blocks, never pins, changes no order of eviction.
   // CheckTailCandidates(tails) was OK; those that are not after exactly the hit blocks are passed
   // over.
   LookupResult Lookup(NamespaceId namespace_id, absl::Span<const BlockKey> keys,
-                      absl::Span<const TailCandidate> tails = {});
+                      absl::Span<const TailCandidate> tails, const LookupOptions& options);
+  LookupResult Lookup(NamespaceId namespace_id, absl::Span<const BlockKey> keys,
+                      absl::Span<const TailCandidate> tails = {}) {
+    return Lookup(namespace_id, keys, tails, LookupOptions());
+  }
 
   // Which of the blocks are here, in every layer group. Never blocks; counts and changes nothing.
   std::vector<bool> Present(NamespaceId namespace_id, absl::Span<const BlockKey> keys) const;

@@ -8,7 +8,8 @@ namespace kvmill {
 
 TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
                                               absl::Span<const BlockKey> keys,
-                                              absl::Span<const TailCandidate> tails) {
+                                              absl::Span<const TailCandidate> tails,
+                                              const LookupOptions& options) {
   LookupResult result;
   const OpenedNamespace* space = impl_->namespaces_.Find(namespace_id);
   if (space == nullptr) return result;
@@ -19,6 +20,16 @@ TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
     impl_->index_->FindBatch(namespace_id, static_cast<std::uint8_t>(g), keys,
                              absl::MakeSpan(found[g]));
   }
+  const bool some_elsewhere = options.elsewhere != nullptr && !options.elsewhere->empty();
+  const auto is_elsewhere = [&](std::size_t i) {
+    return some_elsewhere && (*options.elsewhere)[i];
+  };
+  const auto is_there = [&](std::size_t g, std::size_t i) {
+    return found[g][i].flags != 0 || is_elsewhere(i);
+  };
+  const auto window_of = [space](const LayerGroup& group) {
+    return (group.window_tokens + space->spec.block_tokens - 1) / space->spec.block_tokens;
+  };
 
   // Full attention bounds the prefix from above; then the longest prefix whose last window of
   // blocks every window group has.
@@ -26,18 +37,16 @@ TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].attention != AttentionKind::kFull) continue;
     std::size_t present = 0;
-    while (present < hit && found[g][present].flags != 0) ++present;
+    while (present < hit && is_there(g, present)) ++present;
     hit = present;
   }
   for (bool agreed = false; !agreed && hit > 0;) {
     agreed = true;
     for (std::size_t g = 0; g < groups.size() && agreed; ++g) {
       if (groups[g].attention != AttentionKind::kWindow) continue;
-      const std::size_t window =
-          (groups[g].window_tokens + space->spec.block_tokens - 1) / space->spec.block_tokens;
-      const std::size_t first = hit - std::min(hit, window);
+      const std::size_t first = hit - std::min<std::size_t>(hit, window_of(groups[g]));
       for (std::size_t i = hit; i-- > first;) {
-        if (found[g][i].flags != 0) continue;
+        if (is_there(g, i)) continue;
         hit = i;  // Every prefix that ends after block i and not after here has it in its window.
         agreed = false;
         break;
@@ -45,19 +54,25 @@ TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
     }
   }
 
+  const bool counts = options.is_last_word || hit == keys.size();
   result.hit_blocks = static_cast<std::uint32_t>(hit);
   for (std::size_t i = 0; i < hit; ++i) {
     std::optional<Tier> slowest_found;
     std::uint32_t tokens = 0;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const BlockIndex::Presence& block = found[g][i];
-      if (block.flags == 0) continue;  // Before a window.
-      slowest_found = std::max(slowest_found, std::optional<Tier>(TierOf(block.flags)));
-      tokens = std::max<std::uint32_t>(tokens, block.token_count);
+      if (block.flags != 0) {
+        slowest_found = std::max(slowest_found, std::optional<Tier>(TierOf(block.flags)));
+        tokens = std::max<std::uint32_t>(tokens, block.token_count);
+      } else if (groups[g].attention == AttentionKind::kFull || i + window_of(groups[g]) >= hit) {
+        slowest_found = Tier::kPeer;  // Not before a window: another node's is needed.
+        tokens = space->spec.block_tokens;
+      }
     }
     const Tier slowest = slowest_found.value_or(Tier::kHost);
     result.tiers.push_back(slowest);
     result.hit_tokens += tokens;
+    if (!counts) continue;
     impl_->counters_.hit_blocks[Index(slowest)].Add();
     impl_->counters_.hit_tokens[Index(slowest)].Add(tokens);
   }
@@ -66,6 +81,7 @@ TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
     result.tail_tokens = tail->token_count;
   }
 
+  if (!counts) return result;
   impl_->counters_.lookup_blocks.Add(keys.size());
   impl_->counters_.lookup_tokens.Add(keys.size() * space->spec.block_tokens);
   (hit == 0             ? impl_->counters_.lookup_miss
