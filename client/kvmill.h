@@ -181,10 +181,15 @@ typedef struct kvmill_client_options {
                          its mapped blocks. */
 } kvmill_client_options;
 
+struct kvmill_elsewhere;
+
 /* Of one operation. Null wherever it is taken: defaults. */
 typedef struct kvmill_call_options {
   size_t struct_bytes;
   uint64_t timeout_ms; /* 0: the client's. At most a year. */
+  /* Since 2.2. Of lookup, fetch and map, on a daemon of a cluster: where it looks for blocks that
+   * it does not have itself. Null: wherever the keys say. */
+  const struct kvmill_elsewhere* elsewhere;
 } kvmill_call_options;
 
 /* Checks the options; connects in the background, when first needed and again after a break. */
@@ -276,6 +281,18 @@ typedef struct kvmill_key {
   const void* data;
   size_t bytes;
 } kvmill_key;
+
+/* Where blocks are looked for that the daemon does not have. */
+typedef struct kvmill_elsewhere {
+  size_t struct_bytes;
+  const char* hint; /* Node id of who probably has them, and is asked first; null: nobody. */
+  /* Of the sequence that the keys are consecutive blocks of: the position of the first one, and the
+   * key of block first_block / 32 * 32 when that is not among them (0 bytes: not known). Without
+   * effect in a lookup, whose keys begin with block 0. */
+  kvmill_key anchor;
+  uint32_t first_block;
+  uint32_t local_only; /* Not 0: nowhere. */
+} kvmill_elsewhere;
 
 /* What an unfinished last block (a tail) of token_count tokens is stored under. `parent` is the
  * block before it, with 0 bytes when there is none; `key` is the engine's, not empty. */

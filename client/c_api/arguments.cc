@@ -119,6 +119,18 @@ absl::StatusOr<BlockKey> KeyOf(absl::string_view what, const kvmill_key& key) {
   return absl::InvalidArgumentError(absl::StrCat(what, ": ", made.status().message()));
 }
 
+absl::StatusOr<Elsewhere> ElsewhereOf(const kvmill_elsewhere* given) {
+  kvmill_elsewhere from;
+  KVMILL_RETURN_IF_ERROR(ReadOptions("elsewhere", given, &from));
+  Elsewhere to;
+  if (from.hint != nullptr) to.hint = from.hint;
+  KVMILL_ASSIGN_OR_RETURN(to.anchor, KeyOf("anchor", from.anchor));
+  to.first_block = from.first_block;
+  to.local_only = from.local_only != 0;
+  KVMILL_RETURN_IF_ERROR(CheckElsewhere(to));
+  return to;
+}
+
 absl::StatusOr<std::vector<BlockKey>> KeysOf(const kvmill_key* keys, std::size_t count) {
   if (count > kCountMax) {
     return absl::InvalidArgumentError(absl::StrCat(count, " keys, at most ", kCountMax));

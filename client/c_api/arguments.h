@@ -20,6 +20,8 @@ namespace kvmill::c_api {
 absl::StatusOr<BlockKey> KeyOf(absl::string_view what, const kvmill_key& key);
 // None of them is empty.
 absl::StatusOr<std::vector<BlockKey>> KeysOf(const kvmill_key* keys, std::size_t count);
+// Null: all defaults.
+absl::StatusOr<Elsewhere> ElsewhereOf(const kvmill_elsewhere* given);
 absl::StatusOr<std::vector<TailCandidate>> TailsOf(const kvmill_tail* tails, std::size_t count);
 absl::StatusOr<NamespaceSpec> SpecOf(const kvmill_namespace_spec* in);
 absl::StatusOr<EngineGeometry> GeometryOf(const kvmill_engine_geometry* in);  // geometry.cc

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "client/c_api/arguments.h"
 #include "client/c_api/border.h"
 #include "client/c_api/queue.h"
 #include "client/client.h"
@@ -42,6 +43,7 @@ class Operation {
     KVMILL_RETURN_IF_ERROR(ReadOptions("call", call, &options));
     Operation operation;
     KVMILL_ASSIGN_OR_RETURN(operation.call_.timeout, TimeoutOf(options.timeout_ms));
+    KVMILL_ASSIGN_OR_RETURN(operation.call_.elsewhere, ElsewhereOf(options.elsewhere));
     operation.result_ = std::make_unique<kvmill_result>();
     operation.result_->operation = kind;
     operation.result_->tag = tag;

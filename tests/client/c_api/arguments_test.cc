@@ -13,7 +13,7 @@ using Arguments = CApiTest;
 static_assert(sizeof(kvmill_event) == 40 && offsetof(kvmill_event, result) == 32);
 static_assert(offsetof(kvmill_client_options, path) == 24 &&
               offsetof(kvmill_client_options, address) == 8);
-static_assert(sizeof(kvmill_call_options) == 16);
+static_assert(offsetof(kvmill_call_options, timeout_ms) == 8);
 static_assert(sizeof(kvmill_layer_group) == 40 && offsetof(kvmill_layer_group, kv_heads) == 24);
 static_assert(sizeof(kvmill_namespace_spec) == 88 && offsetof(kvmill_namespace_spec, model) == 24);
 static_assert(sizeof(kvmill_key) == 16 && sizeof(kvmill_kv) == 48);
@@ -38,6 +38,9 @@ static_assert(sizeof(kvmill_client_options) == 64 && sizeof(kvmill_map_options) 
 static_assert(sizeof(kvmill_engine_geometry) == 64 && sizeof(kvmill_region_source) == 112);
 static_assert(offsetof(kvmill_region_source, handle) == 32 && sizeof(kvmill_page_numbers) == 16);
 static_assert(sizeof(kvmill_page_block) == 64 && sizeof(kvmill_page_store_options) == 32);
+// Of 2.2.
+static_assert(sizeof(kvmill_call_options) == 24 && sizeof(kvmill_elsewhere) == 40);
+static_assert(offsetof(kvmill_elsewhere, first_block) == 32);
 
 TEST_F(Arguments, VersionsAndNamesAreThere) {
   EXPECT_EQ(kvmill_abi_version(), (std::uint32_t{KVMILL_ABI_MAJOR} << 16) + KVMILL_ABI_MINOR);
@@ -261,6 +264,17 @@ TEST_F(Arguments, ValuesOutOfRangeAreNamed) {
   auto call = Init<kvmill_call_options>();
   call.timeout_ms = UINT64_MAX;
   says(kvmill_flush(client_, &call, queue_, 1), "timeout_ms");
+  call.timeout_ms = 0;
+  auto elsewhere = Init<kvmill_elsewhere>();
+  call.elsewhere = &elsewhere;
+  elsewhere.hint = long_name.c_str();
+  says(kvmill_lookup(client_, ns, keys, 1, nullptr, 0, &call, queue_, 1), "hint of 65 bytes");
+  elsewhere.hint = nullptr;
+  elsewhere.anchor = no_data;
+  says(kvmill_lookup(client_, ns, keys, 1, nullptr, 0, &call, queue_, 1), "anchor.data");
+  elsewhere.anchor = {};
+  elsewhere.struct_bytes = 4;
+  says(kvmill_lookup(client_, ns, keys, 1, nullptr, 0, &call, queue_, 1), "elsewhere");
 
   const SmallBlock block(1);
   std::vector<kvmill_store_layer> layers = Inputs(block);
