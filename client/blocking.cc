@@ -158,6 +158,13 @@ absl::StatusOr<ClusterStatus> Client::Cluster(CallOptions call) {
   return Wait<ClusterStatus>([&](auto done) { ClusterAsync(call, std::move(done)); });
 }
 
+absl::StatusOr<BlockPlaces> Client::Where(absl::string_view ns_name, const BlockKey& key,
+                                          const BlockKey& anchor, std::uint32_t place,
+                                          CallOptions call) {
+  return Wait<BlockPlaces>(
+      [&](auto done) { WhereAsync(ns_name, key, anchor, place, call, std::move(done)); });
+}
+
 absl::StatusOr<std::uint64_t> Client::Drain(CallOptions call) {
   return Wait<std::uint64_t>([&](auto done) { DrainAsync(call, std::move(done)); });
 }

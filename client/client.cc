@@ -23,6 +23,26 @@
 namespace kvmill {
 namespace {
 
+ClusterMember MemberFromProto(const v1::ClusterMember& member) {
+  return {member.id(),
+          absl::BytesToHexString(member.incarnation()),
+          member.address(),
+          member.zone(),
+          member.capacity_bytes(),
+          member.draining()};
+}
+
+BlockPlaces PlacesFromProto(const v1::WhereReply& reply) {
+  BlockPlaces places;
+  for (const v1::ClusterMember& home : reply.homes()) {
+    places.homes.push_back(MemberFromProto(home));
+  }
+  for (const v1::BlockHolder& holder : reply.holders()) {
+    places.holders.push_back({MemberFromProto(holder.member()), holder.told()});
+  }
+  return places;
+}
+
 ClusterStatus ClusterFromProto(const v1::ClusterReply& reply) {
   ClusterStatus status;
   status.node_id = reply.node_id();
@@ -47,9 +67,7 @@ ClusterStatus ClusterFromProto(const v1::ClusterReply& reply) {
       break;
   }
   for (const v1::ClusterMember& member : reply.members()) {
-    status.members.push_back({member.id(), absl::BytesToHexString(member.incarnation()),
-                              member.address(), member.zone(), member.capacity_bytes(),
-                              member.draining()});
+    status.members.push_back(MemberFromProto(member));
   }
   status.version = reply.version();
   status.stale = reply.stale();
@@ -442,6 +460,22 @@ void Client::ClusterAsync(CallOptions call, Done<ClusterStatus> done) {
         return channel.admin->PrepareAsyncCluster(context, request, queue);
       },
       &ClusterFromProto, std::move(done));
+}
+
+void Client::WhereAsync(absl::string_view ns_name, const BlockKey& key, const BlockKey& anchor,
+                        std::uint32_t place, CallOptions call, Done<BlockPlaces> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  v1::WhereRequest request;
+  request.mutable_namespace_()->set_name(std::string(ns_name));
+  request.set_key(std::string(key.view()));
+  request.set_anchor(std::string(anchor.view()));
+  request.set_place(place);
+  impl_->Call<v1::WhereReply, BlockPlaces>(
+      impl_->DeadlineOf(call),
+      [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
+        return channel.admin->PrepareAsyncWhere(context, request, queue);
+      },
+      &PlacesFromProto, std::move(done));
 }
 
 void Client::DrainAsync(CallOptions call, Done<std::uint64_t> done) {

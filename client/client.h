@@ -279,6 +279,16 @@ struct ClusterStatus {
   std::string problem;        // Empty: none.
 };
 
+// Where in a cluster a block is.
+struct BlockPlaces {
+  struct Holder {
+    ClusterMember member;
+    bool told = false;  // It says so itself; otherwise a home says that it did.
+  };
+  std::vector<ClusterMember> homes;  // Nodes that are asked for it, best first.
+  std::vector<Holder> holders;       // Nodes that have it.
+};
+
 // How the bytes of Store and Fetch travel.
 enum class DataPath : std::uint8_t {
   kAuto,    // UCX to a daemon that is not local and offers it, else with the gRPC messages.
@@ -473,6 +483,13 @@ class Client {
   void DrainAsync(CallOptions call, Done<std::uint64_t> done);
   absl::StatusOr<ClusterStatus> Cluster(CallOptions call = {});
   void ClusterAsync(CallOptions call, Done<ClusterStatus> done);
+  // Of a block of the daemon's own tenant. `anchor` is the first block of its run of 32, in which
+  // it has this place; empty: it is that itself. FAILED_PRECONDITION: the daemon is in no cluster.
+  absl::StatusOr<BlockPlaces> Where(absl::string_view ns_name, const BlockKey& key,
+                                    const BlockKey& anchor, std::uint32_t place,
+                                    CallOptions call = {});
+  void WhereAsync(absl::string_view ns_name, const BlockKey& key, const BlockKey& anchor,
+                  std::uint32_t place, CallOptions call, Done<BlockPlaces> done);
   absl::StatusOr<ServerStatus> Status(CallOptions call = {});
   void StatusAsync(CallOptions call, Done<ServerStatus> done);
   absl::StatusOr<std::vector<ClientNamespace>> Namespaces(CallOptions call = {});

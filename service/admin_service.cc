@@ -1,12 +1,15 @@
 #include "service/admin_service.h"
 
+#include <future>
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/cache_service.h"
+#include "service/callers.h"
 #include "service/cluster_node.h"
 #include "service/engine_service.h"
 #include "service/status_grpc.h"
@@ -28,6 +31,32 @@ v1::Registration ToProto(Registrar::State state) {
       return v1::REGISTRATION_LEFT;
   }
   return v1::REGISTRATION_NONE;
+}
+
+void ToProto(const Member& member, v1::ClusterMember* to) {
+  to->set_id(member.id);
+  to->set_incarnation(member.incarnation);
+  to->set_address(member.address);
+  to->set_zone(member.zone);
+  to->set_capacity_bytes(member.capacity_bytes);
+  to->set_draining(member.state == MemberState::kDraining);
+}
+
+absl::StatusOr<RunQuery> QueryFromProto(const v1::WhereRequest& request) {
+  if (request.place() >= kRunBlocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("place ", request.place(), " in a run: it has ", kRunBlocks, " blocks"));
+  }
+  RunQuery query;
+  KVMILL_ASSIGN_OR_RETURN(query.keys.emplace_back(), BlockKey::FromBytes(request.key()));
+  KVMILL_ASSIGN_OR_RETURN(query.anchor, OptionalKeyFromBytes(request.anchor()));
+  query.first = static_cast<std::uint8_t>(request.place());
+  if (query.anchor.empty() && query.first > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("place ", request.place(), " in a run: want its anchor, too"));
+  }
+  if (query.anchor.empty()) query.anchor = query.keys[0];
+  return query;
 }
 
 }  // namespace
@@ -120,13 +149,32 @@ grpc::Status AdminService::Cluster(grpc::ServerContext* call, const v1::ClusterR
     reply->set_keeping(snapshot->keeping);
     reply->set_problem(std::string(snapshot->problem.message()));
     for (const Member& member : snapshot->members) {
-      v1::ClusterMember* to = reply->add_members();
-      to->set_id(member.id);
-      to->set_incarnation(member.incarnation);
-      to->set_address(member.address);
-      to->set_zone(member.zone);
-      to->set_capacity_bytes(member.capacity_bytes);
-      to->set_draining(member.state == MemberState::kDraining);
+      ToProto(member, reply->add_members());
+    }
+    return absl::OkStatus();
+  }());
+}
+
+grpc::Status AdminService::Where(grpc::ServerContext* call, const v1::WhereRequest* request,
+                                 v1::WhereReply* reply) {
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(Enter(call, "Where", false));
+    KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
+                            context_.Resolve(Caller{kDefaultTenant, 0}, request->namespace_()));
+    KVMILL_ASSIGN_OR_RETURN(const RunQuery query, QueryFromProto(*request));
+    const ClusterNode* cluster = context_.cluster.load(std::memory_order_acquire);
+    if (cluster == nullptr) return absl::FailedPreconditionError("this daemon is in no cluster");
+    // This thread may wait: peers are given little time. Shared: the answer may come after us.
+    const auto found = std::make_shared<std::promise<ClusterBlocks::Where>>();
+    cluster->blocks().Find(info.fingerprint, query, [found](ClusterBlocks::Where where) {
+      found->set_value(std::move(where));
+    });
+    const ClusterBlocks::Where where = found->get_future().get();
+    for (const Member& home : where.homes) ToProto(home, reply->add_homes());
+    for (const RemoteLookup::Source& holder : where.holders) {
+      v1::BlockHolder* to = reply->add_holders();
+      ToProto(holder.member, to->mutable_member());
+      to->set_told(holder.told);
     }
     return absl::OkStatus();
   }());

@@ -28,6 +28,8 @@ class AdminService final : public v1::Admin::Service {
                      v1::BlockCount* reply) override;
   grpc::Status Cluster(grpc::ServerContext* call, const v1::ClusterRequest* request,
                        v1::ClusterReply* reply) override;
+  grpc::Status Where(grpc::ServerContext* call, const v1::WhereRequest* request,
+                     v1::WhereReply* reply) override;
 
  private:
   // The gate's verdict; one log line for an admin call that changes something.

@@ -8,6 +8,7 @@
 #include "client/convert.h"
 #include "service/answer.h"
 #include "service/fetch_call.h"
+#include "service/lookup_call.h"
 #include "service/map_call.h"
 #include "service/store_call.h"
 #include "service/transfers.h"
@@ -40,19 +41,6 @@ absl::StatusOr<std::vector<LeaseId>> LeasesFromProto(
     for (std::uint32_t i = 0; i < range.count(); ++i) leases.push_back(range.first() + i);
   }
   return leases;
-}
-
-absl::StatusOr<std::vector<TailCandidate>> TailsFromProto(
-    const google::protobuf::RepeatedPtrField<v1::TailCandidate>& from, std::uint32_t block_tokens) {
-  std::vector<TailCandidate> tails;
-  for (const v1::TailCandidate& tail : from) {
-    TailCandidate& to = tails.emplace_back();
-    KVMILL_ASSIGN_OR_RETURN(to.key, OptionalKeyFromBytes(tail.key()));
-    to.token_count = tail.token_count();
-    to.block_index = tail.block_index();
-  }
-  KVMILL_RETURN_IF_ERROR(CheckTailCandidates(tails, block_tokens));
-  return tails;
 }
 
 // What every caller may know.
@@ -168,12 +156,18 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CacheService::Store
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Fetch(grpc::CallbackServerContext* call,
                                                                 const grpc::ByteBuffer* request) {
-  return FetchCall::Start(context_, Enter(context_, *call), *request);
+  return FetchCall::Start(context_, Enter(context_, *call), call->deadline(), *request);
+}
+
+grpc::ServerUnaryReactor* CacheService::Lookup(grpc::CallbackServerContext* call,
+                                               const v1::LookupRequest* request,
+                                               v1::LookupReply* reply) {
+  return LookupCall::Start(context_, Enter(context_, *call), call->deadline(), request, reply);
 }
 
 grpc::ServerUnaryReactor* CacheService::Map(grpc::CallbackServerContext* call,
                                             const v1::MapRequest* request, v1::MapReply* reply) {
-  return MapCall::Start(context_, Enter(context_, *call), request, reply);
+  return MapCall::Start(context_, Enter(context_, *call), call->deadline(), request, reply);
 }
 
 grpc::Status CacheService::Renew(grpc::ServerContext* call, const v1::RenewRequest* request,
@@ -215,24 +209,6 @@ grpc::Status CacheService::Touch(grpc::ServerContext* call, const v1::TouchReque
       }
     }
     reply->set_blocks(context_.store.Touch(ids));
-    return absl::OkStatus();
-  });
-}
-
-grpc::Status CacheService::Lookup(grpc::ServerContext* call, const v1::LookupRequest* request,
-                                  v1::LookupReply* reply) {
-  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
-                            context_.Resolve(caller, request->namespace_()));
-    KVMILL_ASSIGN_OR_RETURN(const std::vector<BlockKey> keys, KeysFromProto(request->keys()));
-    KVMILL_ASSIGN_OR_RETURN(const std::vector<TailCandidate> tails,
-                            TailsFromProto(request->tails(), info.spec.block_tokens));
-    const TieredStore::LookupResult result = context_.store.Lookup(info.id, keys, tails);
-    reply->set_hit_blocks(result.hit_blocks);
-    reply->set_hit_tokens(result.hit_tokens);
-    for (Tier tier : result.tiers) reply->add_tiers(ToProto(tier));
-    reply->set_tail_tokens(result.tail_tokens);
-    if (result.tail_tokens > 0) reply->set_tail_key(std::string(result.tail_key.view()));
     return absl::OkStatus();
   });
 }

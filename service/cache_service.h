@@ -10,11 +10,12 @@
 
 namespace kvmill {
 
-// Store and Fetch work on raw byte buffers (StoreCall, FetchCall), Map on messages (MapCall); the
-// others are plain calls on gRPC's own bounded threads.
+// Store and Fetch work on raw byte buffers (StoreCall, FetchCall), Lookup and Map on messages
+// (LookupCall, MapCall); the others are plain calls on gRPC's own bounded threads.
 class CacheService final
-    : public v1::Cache::WithRawCallbackMethod_Store<v1::Cache::WithRawCallbackMethod_Fetch<
-          v1::Cache::WithCallbackMethod_Map<v1::Cache::Service>>> {
+    : public v1::Cache::WithRawCallbackMethod_Store<
+          v1::Cache::WithRawCallbackMethod_Fetch<v1::Cache::WithCallbackMethod_Lookup<
+              v1::Cache::WithCallbackMethod_Map<v1::Cache::Service>>>> {
  public:
   explicit CacheService(ServiceContext& context) : context_(context) {}
 
@@ -22,6 +23,9 @@ class CacheService final
       grpc::CallbackServerContext* call) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Fetch(grpc::CallbackServerContext* call,
                                                     const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* call,
+                                   const v1::LookupRequest* request,
+                                   v1::LookupReply* reply) override;
   grpc::ServerUnaryReactor* Map(grpc::CallbackServerContext* call, const v1::MapRequest* request,
                                 v1::MapReply* reply) override;
   grpc::Status Renew(grpc::ServerContext* call, const v1::RenewRequest* request,
@@ -30,8 +34,6 @@ class CacheService final
                        v1::BlockCount* reply) override;
   grpc::Status Touch(grpc::ServerContext* call, const v1::TouchRequest* request,
                      v1::BlockCount* reply) override;
-  grpc::Status Lookup(grpc::ServerContext* call, const v1::LookupRequest* request,
-                      v1::LookupReply* reply) override;
   grpc::Status Remove(grpc::ServerContext* call, const v1::RemoveRequest* request,
                       v1::BlockCount* reply) override;
   grpc::Status Clear(grpc::ServerContext* call, const v1::ClearRequest* request,

@@ -170,6 +170,10 @@ absl::Status CheckCluster(const Config& config) {
       return Wrong(name, absl::FormatDuration(value), "want whole seconds");
     }
   }
+  if (config.peer_timeout < kPeerTimeoutMin) {
+    return Wrong("peer-timeout", absl::FormatDuration(config.peer_timeout),
+                 absl::StrCat("want at least ", absl::FormatDuration(kPeerTimeoutMin)));
+  }
   if (config.lease_ttl < absl::Seconds(Membership::kLeaseSecondsMin)) {
     return Wrong("lease-ttl", absl::FormatDuration(config.lease_ttl),
                  absl::StrCat("want at least ", Membership::kLeaseSecondsMin, "s"));

@@ -63,12 +63,18 @@ void LogChanges(const MembershipSnapshot& before, const MembershipSnapshot& now,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ClusterNode>> ClusterNode::Start(const Clock& clock,
+                                                                TieredStore& store,
                                                                 const Membership::Options& options,
+                                                                ClusterBlocks::Options blocks,
                                                                 const MakeRegistry& make_registry) {
   KVMILL_RETURN_IF_ERROR(Membership::Check(options));
   std::unique_ptr<ClusterNode> node(new ClusterNode(clock, options));
   KVMILL_ASSIGN_OR_RETURN(node->registry_, make_registry(node->loop_));
-  node->loop_.Run([&node] {
+  node->view_maker_ = std::make_unique<WorkerPool>(1, "views");
+  blocks.self = options.self.member;
+  node->loop_.Run([&] {
+    node->blocks_ = std::make_unique<ClusterBlocks>(node->loop_, store, blocks);
+    node->views_ = std::make_unique<ViewKeeper>(node->ViewOptions());
     node->membership_ = std::make_unique<Membership>(
         node->loop_, *node->registry_, node->options_,
         [self = node.get()](std::shared_ptr<const MembershipSnapshot> snapshot) {
@@ -81,8 +87,29 @@ absl::StatusOr<std::unique_ptr<ClusterNode>> ClusterNode::Start(const Clock& clo
 
 ClusterNode::~ClusterNode() {
   loop_.Stop();
+  view_maker_.reset();
   membership_.reset();
   registry_.reset();
+  views_.reset();
+  blocks_.reset();
+}
+
+ViewKeeper::Options ClusterNode::ViewOptions() {
+  ViewKeeper::Options options;
+  options.background = [this](std::function<void()> work, std::function<void()> done) {
+    view_maker_->Post([this, work = std::move(work), done = std::move(done)]() mutable {
+      work();
+      loop_.Post(std::move(done));
+    });
+  };
+  options.publish = [this](const std::shared_ptr<const ClusterView>& view) {
+    blocks_->SetView(view);
+  };
+  options.refuse = [](const absl::Status& status) {
+    LogError(
+        absl::StrCat("cluster: the members make no view, the last one stays: ", status.message()));
+  };
+  return options;
 }
 
 std::shared_ptr<const MembershipSnapshot> ClusterNode::snapshot() const {
@@ -91,7 +118,9 @@ std::shared_ptr<const MembershipSnapshot> ClusterNode::snapshot() const {
 }
 
 void ClusterNode::Published(std::shared_ptr<const MembershipSnapshot> snapshot) {
-  LogChanges(*this->snapshot(), *snapshot, options_);
+  const std::shared_ptr<const MembershipSnapshot> before = this->snapshot();
+  LogChanges(*before, *snapshot, options_);
+  if (snapshot->version != before->version) views_->SetMembers(snapshot->members);
   MutexLock lock(mu_);
   snapshot_ = std::move(snapshot);
 }

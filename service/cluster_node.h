@@ -1,4 +1,5 @@
-// This daemon as a node of a cluster: the loop, and the state machines on it.
+// This daemon as a node of a cluster: the loop, and the state machines on it. Membership makes
+// views, in the background; what uses other nodes' blocks (ClusterBlocks) goes by them.
 #ifndef KVMILL_SERVICE_CLUSTER_NODE_H_
 #define KVMILL_SERVICE_CLUSTER_NODE_H_
 
@@ -9,11 +10,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "service/cluster/cluster_view.h"
 #include "service/cluster/membership.h"
 #include "service/cluster/registry.h"
+#include "service/cluster_blocks.h"
 #include "service/thread_loop.h"
 #include "storage/core/clock.h"
 #include "storage/core/mutex.h"
+#include "storage/core/worker_pool.h"
+#include "storage/tiered_store.h"
 
 namespace kvmill {
 
@@ -24,9 +29,11 @@ class ClusterNode {
   using MakeRegistry = std::function<absl::StatusOr<std::unique_ptr<Registry>>(Loop&)>;
 
   // Waits for nobody: the node joins when the registry answers. `options` passed
-  // Membership::Check. Logs what changes.
-  static absl::StatusOr<std::unique_ptr<ClusterNode>> Start(const Clock& clock,
+  // Membership::Check; who `blocks.self` is they say. The store outlives the node. Logs what
+  // changes.
+  static absl::StatusOr<std::unique_ptr<ClusterNode>> Start(const Clock& clock, TieredStore& store,
                                                             const Membership::Options& options,
+                                                            ClusterBlocks::Options blocks,
                                                             const MakeRegistry& make_registry);
   // Without Leave the node vanishes when its lease ends.
   ~ClusterNode();
@@ -34,6 +41,9 @@ class ClusterNode {
   const std::string& node_id() const { return options_.self.member.id; }
   // Never null, never waits for the loop.
   std::shared_ptr<const MembershipSnapshot> snapshot() const;
+
+  // What it does with other nodes' blocks.
+  ClusterBlocks& blocks() const { return *blocks_; }
 
   // Peers see it as soon as the registry has it.
   void SetDraining();
@@ -44,6 +54,7 @@ class ClusterNode {
  private:
   ClusterNode(const Clock& clock, const Membership::Options& options)
       : options_(options), loop_(clock) {}
+  ViewKeeper::Options ViewOptions();
   void Published(std::shared_ptr<const MembershipSnapshot> snapshot);
 
   const Membership::Options options_;
@@ -51,9 +62,12 @@ class ClusterNode {
   std::shared_ptr<const MembershipSnapshot> snapshot_ ABSL_GUARDED_BY(mu_) =
       std::make_shared<const MembershipSnapshot>();
   ThreadLoop loop_;
-  // On the loop.
+  // On the loop. Of the blocks, what is thread-safe is constant after Start.
+  std::unique_ptr<ClusterBlocks> blocks_;
+  std::unique_ptr<ViewKeeper> views_;
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<Membership> membership_;
+  std::unique_ptr<WorkerPool> view_maker_;  // One thread.
 };
 
 }  // namespace kvmill

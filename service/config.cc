@@ -168,6 +168,8 @@ const std::vector<Option>& Options() {
       Time("member-grace",
            "Time that members are kept when more than a third vanish within one --lease-ttl.",
            kMemberGraceMax, &Config::member_grace),
+      Time("peer-timeout", "Time that a lookup waits for other nodes.", kPeerTimeoutMax,
+           &Config::peer_timeout),
       Text("etcd-ca", "FILE", "PEM authority of etcd's servers; none: no TLS.", &Config::etcd_ca),
       Text("etcd-cert", "FILE", "PEM certificate that etcd gets.", &Config::etcd_cert),
       Text("etcd-key", "FILE", "PEM key of that certificate.", &Config::etcd_key),

@@ -24,6 +24,8 @@ inline constexpr absl::Duration kDrainTimeoutMax = absl::Hours(1);
 inline constexpr absl::Duration kSessionGraceMax = absl::Hours(1);
 inline constexpr absl::Duration kLeaseTtlMax = absl::Minutes(10);
 inline constexpr absl::Duration kMemberGraceMax = absl::Hours(1);
+inline constexpr absl::Duration kPeerTimeoutMin = absl::Milliseconds(10);
+inline constexpr absl::Duration kPeerTimeoutMax = absl::Seconds(10);
 
 struct Config {
   std::string socket;   // Path; never empty after LoadConfig.
@@ -45,6 +47,7 @@ struct Config {
   std::string advertise;  // HOST:PORT; empty: as `listen`.
   absl::Duration lease_ttl = absl::Seconds(10);
   absl::Duration member_grace = absl::Seconds(30);
+  absl::Duration peer_timeout = absl::Milliseconds(200);
   std::string etcd_ca;  // Files; empty: none.
   std::string etcd_cert;
   std::string etcd_key;

@@ -17,6 +17,7 @@ struct DataPlane::FetchCall {
   std::unique_ptr<IncomingCall> call;
   TieredStore::NamespaceInfo ns;
   std::vector<BlockKey> keys;
+  Elsewhere elsewhere;
   std::size_t next = 0;  // Of keys.size() * layer groups.
   v1::DataFetchReply reply;
   std::size_t reply_bytes = 0;  // Of `reply`, serialized; at most.

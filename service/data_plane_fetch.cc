@@ -1,8 +1,10 @@
 // DataPlane: fetch calls.
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "service/cluster_blocks.h"
 #include "service/data_plane_calls.h"
 #include "storage/core/status_macros.h"
 
@@ -37,14 +39,31 @@ void DataPlane::StartFetch(const PeerPtr& peer, const v1::DataFetch& request,
                                                      request.first_group(), " of ", groups, " on"));
     }
     fetch->next = request.first_group();
+    KVMILL_ASSIGN_OR_RETURN(fetch->elsewhere, FromProto(request.elsewhere()));
     return absl::OkStatus();
   }();
   if (!status.ok()) return fetch->call->Respond({.status = status});
   if (Gather(*fetch, false)) return Answer(fetch);
-  context_.io_pool.Post([this, fetch] {
-    Gather(*fetch, true);
-    Answer(fetch);
-  });
+  const auto gather_later = [this, fetch] {
+    context_.io_pool.Post([this, fetch] {
+      Gather(*fetch, true);
+      Answer(fetch);
+    });
+  };
+  // What this node lacks its peers may have.
+  ClusterBlocks* const cluster = context_.BlocksOfPeers(peer->caller, fetch->elsewhere);
+  const auto deadline =
+      std::chrono::system_clock::now() +
+      std::chrono::nanoseconds(fetch->call->deadline_nanos() - transport_->NowNanos());
+  const auto settled = [fetch, gather_later](std::size_t keys) {
+    if (keys < fetch->keys.size() && !fetch->call->cancelled()) return true;
+    gather_later();
+    return false;
+  };
+  if (cluster == nullptr ||
+      !cluster->Bring(fetch->ns, fetch->keys, fetch->elsewhere, deadline, settled)) {
+    gather_later();
+  }
 }
 
 bool DataPlane::Gather(FetchCall& fetch, bool may_block) {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/bulk_codec.h"
 #include "client/convert.h"
+#include "service/cluster_blocks.h"
 #include "service/status_grpc.h"
 #include "storage/core/status_macros.h"
 
@@ -40,6 +41,7 @@ grpc::Slice SliceOf(const std::shared_ptr<const BlockRef>& block, absl::Span<con
 }  // namespace
 
 FetchCall* FetchCall::Start(ServiceContext& context, const absl::StatusOr<Caller>& caller,
+                            std::chrono::system_clock::time_point deadline,
                             const grpc::ByteBuffer& request) {
   auto call = std::make_shared<FetchCall>(context);
   call->self_ = call;
@@ -48,7 +50,7 @@ FetchCall* FetchCall::Start(ServiceContext& context, const absl::StatusOr<Caller
   absl::Status status = streams > kFetchStreamsMax
                             ? absl::ResourceExhaustedError(absl::StrCat(
                                   streams, " Fetch streams at once: at most ", kFetchStreamsMax))
-                            : call->Begin(caller, request);
+                            : call->Begin(caller, deadline, request);
   MutexLock lock(call->mu_);
   if (!status.ok()) {
     call->Fail(status);
@@ -59,6 +61,7 @@ FetchCall* FetchCall::Start(ServiceContext& context, const absl::StatusOr<Caller
 }
 
 absl::Status FetchCall::Begin(const absl::StatusOr<Caller>& caller,
+                              std::chrono::system_clock::time_point deadline,
                               const grpc::ByteBuffer& request) {
   KVMILL_RETURN_IF_ERROR(caller.status());
   v1::FetchRequest fetch;
@@ -67,7 +70,23 @@ absl::Status FetchCall::Begin(const absl::StatusOr<Caller>& caller,
   }
   KVMILL_ASSIGN_OR_RETURN(namespace_, context_.Resolve(*caller, fetch.namespace_()));
   KVMILL_ASSIGN_OR_RETURN(keys_, KeysFromProto(fetch.keys()));
+  KVMILL_ASSIGN_OR_RETURN(const Elsewhere elsewhere, FromProto(fetch.elsewhere()));
+  ClusterBlocks* const cluster = context_.BlocksOfPeers(*caller, elsewhere);
+  if (cluster == nullptr || !cluster->Bring(namespace_, keys_, elsewhere, deadline,
+                                            [self = shared_from_this()](std::size_t keys) {
+                                              return self->Settled(keys);
+                                            })) {
+    MutexLock lock(mu_);
+    settled_keys_ = keys_.size();
+  }
   return absl::OkStatus();
+}
+
+bool FetchCall::Settled(std::size_t keys) {
+  MutexLock lock(mu_);
+  settled_keys_ = keys;
+  Advance();
+  return !finished_;
 }
 
 void FetchCall::OnDone() {
@@ -102,7 +121,7 @@ void FetchCall::Load() {
     std::size_t index = 0;
     {
       MutexLock lock(mu_);
-      if (finished_ || next_load_ == keys_.size() * groups || ready_.size() >= kReadyBlocksMax) {
+      if (finished_ || next_load_ == settled_keys_ * groups || ready_.size() >= kReadyBlocksMax) {
         loading_ = false;
         Advance();
         return;
@@ -131,8 +150,8 @@ void FetchCall::Load() {
 
 void FetchCall::Advance() {
   if (finished_) return;
-  const std::size_t total = keys_.size() * namespace_.spec.groups.size();
-  if (!loading_ && next_load_ < total && ready_.size() < kReadyBlocksMax) {
+  const std::size_t groups = namespace_.spec.groups.size();
+  if (!loading_ && next_load_ < settled_keys_ * groups && ready_.size() < kReadyBlocksMax) {
     loading_ = true;
     context_.io_pool.Post([self = shared_from_this()] { self->Load(); });
   }
@@ -140,7 +159,7 @@ void FetchCall::Advance() {
   if (NextMessage()) {
     writing_ = true;
     StartWrite(&message_);
-  } else if (next_load_ == total && !loading_) {
+  } else if (next_load_ == keys_.size() * groups && !loading_) {
     finished_ = true;
     Finish(grpc::Status::OK);
   }

@@ -2,15 +2,17 @@
 // lie.
 //
 // A task of the I/O pool runs ahead of the writer by up to kReadyBlocksMax blocks, so that a load
-// from disk overlaps with writing. A block stays pinned until the transport let go of every slice
-// of it. Threads: gRPC calls the On... functions; the object lives until OnDone was called and the
-// loader does not hold it.
+// from disk overlaps with writing. What this node lacks is brought from its peers first, run by run
+// (ClusterBlocks); the loads follow close behind. A block stays pinned until the transport let go
+// of every slice of it. Threads: gRPC calls the On... functions; the object lives until OnDone was
+// called and the loader does not hold it.
 #ifndef KVMILL_SERVICE_FETCH_CALL_H_
 #define KVMILL_SERVICE_FETCH_CALL_H_
 
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -29,6 +31,7 @@ class FetchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
  public:
   // The reactor for gRPC; it owns itself.
   static FetchCall* Start(ServiceContext& context, const absl::StatusOr<Caller>& caller,
+                          std::chrono::system_clock::time_point deadline,
                           const grpc::ByteBuffer& request);
   explicit FetchCall(ServiceContext& context) : context_(context) {}
 
@@ -48,7 +51,11 @@ class FetchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     PinnedBlock pages;  // Null unless status is OK.
   };
 
-  absl::Status Begin(const absl::StatusOr<Caller>& caller, const grpc::ByteBuffer& request);
+  absl::Status Begin(const absl::StatusOr<Caller>& caller,
+                     std::chrono::system_clock::time_point deadline,
+                     const grpc::ByteBuffer& request);
+  // From the peers came what will come of the first `keys`. False: nobody waits for more.
+  bool Settled(std::size_t keys);
   void Load();  // Task of the I/O pool.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The next message of the current block; empty when it has no more.
@@ -63,7 +70,8 @@ class FetchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   std::vector<BlockKey> keys_;
 
   Mutex mu_;
-  std::size_t next_load_ ABSL_GUARDED_BY(mu_) = 0;  // Of keys_.size() * groups.
+  std::size_t settled_keys_ ABSL_GUARDED_BY(mu_) = 0;  // That may be loaded.
+  std::size_t next_load_ ABSL_GUARDED_BY(mu_) = 0;     // Of keys_.size() * groups.
   bool loading_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<ReadyBlock> ready_ ABSL_GUARDED_BY(mu_);
   // Of the front of ready_: what was written.

@@ -5,15 +5,17 @@
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "client/map_codec.h"
+#include "service/cluster_blocks.h"
 #include "service/status_grpc.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
 
 MapCall* MapCall::Start(ServiceContext& context, const absl::StatusOr<Caller>& caller,
+                        std::chrono::system_clock::time_point deadline,
                         const v1::MapRequest* request, v1::MapReply* reply) {
   auto* call = new MapCall(context, request, reply);
-  const absl::StatusOr<bool> complete = call->Begin(caller);
+  const absl::StatusOr<bool> complete = call->Begin(caller, deadline);
   if (!complete.ok()) {
     call->Finish(StatusToGrpc(complete.status()));
   } else if (*complete) {
@@ -31,7 +33,8 @@ BlockId MapCall::IdOf(std::size_t entry) const {
   return id;
 }
 
-absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller) {
+absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller,
+                                    std::chrono::system_clock::time_point deadline) {
   KVMILL_RETURN_IF_ERROR(caller.status());
   caller_ = *caller;
   if (caller_.door_client == 0) {
@@ -41,6 +44,7 @@ absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller) {
   KVMILL_ASSIGN_OR_RETURN(memory_, FromProto(request_.memory()));
   KVMILL_ASSIGN_OR_RETURN(namespace_, context_.Resolve(caller_, request_.namespace_()));
   KVMILL_ASSIGN_OR_RETURN(keys_, KeysFromProto(request_.keys()));
+  KVMILL_ASSIGN_OR_RETURN(const Elsewhere elsewhere, FromProto(request_.elsewhere()));
   const std::size_t count = keys_.size() * namespace_.spec.groups.size();
   if (count > kMapBlocksMax) {
     return absl::InvalidArgumentError(
@@ -55,22 +59,35 @@ absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller) {
     entries_.emplace_back(context_.store.FetchFromMemory(ids[entry], FetchPath::kMap, memory_));
     if (!entries_.back()->valid()) missing_.push_back(entry);
   }
-  if (missing_.empty() || !context_.has_other_tiers) {
+  ClusterBlocks* const cluster =
+      missing_.empty() ? nullptr : context_.BlocksOfPeers(caller_, elsewhere);
+  if (missing_.empty() || (!context_.has_other_tiers && cluster == nullptr)) {
     LoadMissing();  // Finds nothing, and counts that: it does not wait.
     return true;
   }
   if (context_.counters.map_loads.fetch_add(1, std::memory_order_relaxed) >= kMapLoadsMax) {
     context_.counters.map_loads.fetch_sub(1, std::memory_order_relaxed);
     return absl::ResourceExhaustedError(
-        absl::StrCat(kMapLoadsMax, " Map calls wait for the disk: at most that many at once"));
+        absl::StrCat(kMapLoadsMax, " Map calls wait for disk or peers: at most that many at once"));
   }
+  const auto settled = [this](std::size_t keys) {
+    if (keys < keys_.size() && !cancelled_.load(std::memory_order_relaxed)) return true;
+    LoadLater();
+    return false;
+  };
+  if (cluster == nullptr || !cluster->Bring(namespace_, keys_, elsewhere, deadline, settled)) {
+    LoadLater();
+  }
+  return false;
+}
+
+void MapCall::LoadLater() {
   context_.io_pool.Post([this] {
     LoadMissing();
     const absl::Status status = Answer();
     context_.counters.map_loads.fetch_sub(1, std::memory_order_relaxed);
     Finish(StatusToGrpc(status));  // May delete this.
   });
-  return false;
 }
 
 void MapCall::LoadMissing() {

@@ -2,13 +2,15 @@
 // lie.
 //
 // Blocks that are in the memory where the reader wants them are found at once, on gRPC's thread,
-// which must not wait; when some have to be brought there the rest is a task of the I/O pool.
+// which must not wait; when some have to be brought there the rest is a task of the I/O pool, after
+// the peers (ClusterBlocks) gave what this node lacks.
 #ifndef KVMILL_SERVICE_MAP_CALL_H_
 #define KVMILL_SERVICE_MAP_CALL_H_
 
 #include <grpcpp/support/server_callback.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -21,12 +23,13 @@
 namespace kvmill {
 
 inline constexpr std::uint32_t kMapBlocksMax = 8192;  // (Block, layer group) pairs of one call.
-inline constexpr std::uint32_t kMapLoadsMax = 64;     // Calls at once that wait for the disk.
+inline constexpr std::uint32_t kMapLoadsMax = 64;     // Calls at once that wait for disk or peers.
 
 class MapCall final : public grpc::ServerUnaryReactor {
  public:
   // The reactor for gRPC; it owns itself. `request` and `reply` live as long.
   static MapCall* Start(ServiceContext& context, const absl::StatusOr<Caller>& caller,
+                        std::chrono::system_clock::time_point deadline,
                         const v1::MapRequest* request, v1::MapReply* reply);
 
   void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
@@ -36,9 +39,11 @@ class MapCall final : public grpc::ServerUnaryReactor {
   MapCall(ServiceContext& context, const v1::MapRequest* request, v1::MapReply* reply)
       : context_(context), request_(*request), reply_(*reply) {}
   // False: a task of the I/O pool goes on.
-  absl::StatusOr<bool> Begin(const absl::StatusOr<Caller>& caller);
+  absl::StatusOr<bool> Begin(const absl::StatusOr<Caller>& caller,
+                             std::chrono::system_clock::time_point deadline);
   BlockId IdOf(std::size_t entry) const;
   void LoadMissing();
+  void LoadLater();  // By a task of the I/O pool, which answers.
   absl::Status Answer();
 
   ServiceContext& context_;

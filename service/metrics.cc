@@ -31,6 +31,7 @@ struct Source {
   const SessionTable::Stats& sessions;
   double start_unix_seconds;
   const MembershipSnapshot& members;  // Empty without a cluster, and not stale.
+  const ClusterBlocks* cluster;       // Null without one.
 };
 
 struct Family {
@@ -89,6 +90,23 @@ void PerTier(const Source& s, MetricFamily* out, Member member) {
   });
 }
 
+// What lookups found, which may be other nodes' blocks.
+template <typename Member>
+void PerHitTier(const Source& s, MetricFamily* out, Member member) {
+  PerTier(s, out, member);
+  constexpr auto kPeer = static_cast<std::size_t>(Tier::kPeer);
+  if (s.cluster != nullptr) Add(out, (s.stats.*member)[kPeer], {{"tier", TierName(Tier::kPeer)}});
+}
+
+// What other nodes are asked goes by gRPC; the blocks that they have are counted by themselves.
+template <typename Value>
+void PerPeer(const Source& s, MetricFamily* out, Value value) {
+  if (s.cluster == nullptr) return;
+  for (const auto& [peer, stats] : s.cluster->peer_stats()) {
+    Add(out, value(stats), {{"peer", peer}, {"transport", "grpc"}});
+  }
+}
+
 void PerFormat(const std::array<std::uint64_t, kFormatNameCount>& values, MetricFamily* out) {
   for (std::size_t i = 0; i < kFormatNameCount; ++i) {
     // A format appears with its first block; the two families agree in which ones they show.
@@ -123,9 +141,9 @@ const Family kFamilies[] = {
     {"lookup_tokens_total", MetricType::Counter, "Tokens of the blocks that lookups asked for.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.lookup_tokens); }},
     {"hit_blocks_total", MetricType::Counter, "Blocks that lookups found, by tier.",
-     [](const Source& s, MetricFamily* out) { PerTier(s, out, &StoreStats::hit_blocks); }},
+     [](const Source& s, MetricFamily* out) { PerHitTier(s, out, &StoreStats::hit_blocks); }},
     {"hit_tokens_total", MetricType::Counter, "Tokens of the blocks that lookups found, by tier.",
-     [](const Source& s, MetricFamily* out) { PerTier(s, out, &StoreStats::hit_tokens); }},
+     [](const Source& s, MetricFamily* out) { PerHitTier(s, out, &StoreStats::hit_tokens); }},
     {"stored_blocks_total", MetricType::Counter,
      "Blocks by what became of storing them; raw: of the stored, with at least one 16-bit head.",
      [](const Source& s, MetricFamily* out) {
@@ -273,6 +291,32 @@ const Family kFamilies[] = {
      [](const Source& s, MetricFamily* out) {
        Add(out, s.members.stale || s.members.keeping ? 1.0 : 0.0);
      }},
+    {"peer_info", MetricType::Gauge, "Constant 1 for each other node of the cluster.",
+     [](const Source& s, MetricFamily* out) {
+       PerPeer(s, out, [](const GrpcPeers::PeerStats&) { return 1.0; });
+     }},
+    {"peer_requests_total", MetricType::Counter, "Questions that another node was asked.",
+     [](const Source& s, MetricFamily* out) {
+       PerPeer(s, out, [](const GrpcPeers::PeerStats& stats) { return stats.requests; });
+     }},
+    {"peer_failures_total", MetricType::Counter,
+     "Questions that another node did not answer in time, or with an error.",
+     [](const Source& s, MetricFamily* out) {
+       PerPeer(s, out, [](const GrpcPeers::PeerStats& stats) { return stats.failures; });
+     }},
+    {"pulled_blocks_total", MetricType::Counter,
+     "Blocks that this node fetched from others, by what became of it.",
+     [](const Source& s, MetricFamily* out) {
+       if (s.cluster == nullptr) return;
+       const PeerPull::Stats stats = s.cluster->pull_stats();
+       Add(out, stats.blocks, {{"result", "stored"}});
+       Add(out, stats.missing_blocks, {{"result", "miss"}});
+       Add(out, stats.damaged_blocks, {{"result", "damaged"}});
+     }},
+    {"pulled_bytes_total", MetricType::Counter, "Bytes of the blocks that were stored so.",
+     [](const Source& s, MetricFamily* out) {
+       if (s.cluster != nullptr) Add(out, s.cluster->pull_stats().bytes);
+     }},
     {"metadata_bytes", MetricType::Gauge, "Memory of the index and what belongs to it.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.metadata_bytes); }},
 };
@@ -287,11 +331,15 @@ std::vector<MetricFamily> Metrics::Collect() const {
   MembershipSnapshot none;
   none.stale = false;
   std::shared_ptr<const MembershipSnapshot> members;
-  if (const ClusterNode* cluster = context_.cluster.load(std::memory_order_acquire)) {
-    members = cluster->snapshot();
-  }
-  const Source source{
-      context_, stats, data, sessions, start_unix_seconds_, members == nullptr ? none : *members};
+  const ClusterNode* const cluster = context_.cluster.load(std::memory_order_acquire);
+  if (cluster != nullptr) members = cluster->snapshot();
+  const Source source{context_,
+                      stats,
+                      data,
+                      sessions,
+                      start_unix_seconds_,
+                      members == nullptr ? none : *members,
+                      cluster == nullptr ? nullptr : &cluster->blocks()};
   std::vector<MetricFamily> families;
   for (const Family& family : kFamilies) {
     MetricFamily out;

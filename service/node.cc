@@ -36,6 +36,7 @@
 #include "service/door_memory.h"
 #include "service/engine_service.h"
 #include "service/etcd/etcd_registry.h"
+#include "service/held_runs.h"
 #include "service/http_server.h"
 #include "service/local_door.h"
 #include "service/local_peers.h"
@@ -129,6 +130,7 @@ class Node::Impl {
   std::unique_ptr<LocalDoor> door_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Device> stand_in_;  // For a GPU, where the device is the host: for tests.
+  std::unique_ptr<HeldRuns> held_;    // Null without --cluster.
   std::unique_ptr<TieredStore> store_;
   std::unique_ptr<WorkerPool> encode_pool_;
   std::unique_ptr<WorkerPool> io_pool_;
@@ -267,6 +269,10 @@ absl::Status Node::Impl::OpenStore() {
                                          kGpuBytesMin, options.gpu_arena_bytes);
   }
   options.eviction_policy = config_.eviction_policy;
+  if (config_.cluster != "none") {
+    held_ = std::make_unique<HeldRuns>(HeldRuns::Options{.tenant = kDefaultTenant});
+    options.observer = held_.get();
+  }
   options.prefault_progress = [](std::uint64_t done, std::uint64_t total) {
     LogInfo(absl::StrCat("host memory: ", done >> 20, " of ", total >> 20, " MiB touched"));
   };
@@ -392,10 +398,18 @@ absl::Status Node::Impl::StartCluster() {
   KVMILL_ASSIGN_OR_RETURN(
       const Membership::Options membership,
       MakeMembershipOptions(config_, listen_address_, context_->boot_id, listener_->holder()));
-  KVMILL_ASSIGN_OR_RETURN(cluster_, ClusterNode::Start(clock_, membership, [&etcd](Loop& loop) {
-                            return EtcdRegistry::Create(etcd, loop);
-                          }));
+  ClusterBlocks::Options blocks;
+  blocks.peer_nanos = absl::ToInt64Nanoseconds(config_.peer_timeout);
+  blocks.pull.data_plane_plaintext = config_.data_plane_plaintext;
+  KVMILL_ASSIGN_OR_RETURN(
+      cluster_, ClusterNode::Start(clock_, *store_, membership, blocks, [&etcd](Loop& loop) {
+        return EtcdRegistry::Create(etcd, loop);
+      }));
+  context_->peer_answers.store(&cluster_->blocks().answers());
   context_->cluster.store(cluster_.get());
+  held_->Start(*store_, [this](absl::Span<const Announcement> changed) {
+    cluster_->blocks().Hold(changed);
+  });
   if (context_->draining.load()) cluster_->SetDraining();  // An administrator was quick.
   return absl::OkStatus();
 }
@@ -464,6 +478,7 @@ void Node::Impl::Drain() {
   encode_pool_.reset();
   io_pool_.reset();
   http_.reset();
+  if (held_ != nullptr) held_->Stop();
   cluster_.reset();
   data_plane_.reset();
   StopStore();
@@ -488,6 +503,7 @@ void Node::Impl::StopStore() {
         // gRPC would read freed pages: the store stays until the process ends. It is flushed.
         LogWarning("drain: a reader still holds pages; the store is left to the process exit");
         static_cast<void>(store_.release());
+        static_cast<void>(held_.release());  // Whom the store tells.
         static_cast<void>(device_.release());
         static_cast<void>(stand_in_.release());
         return;

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "service/cluster_node.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -20,6 +21,14 @@ absl::StatusOr<TieredStore::NamespaceInfo> ServiceContext::Resolve(
       break;
   }
   return absl::InvalidArgumentError("no namespace: want a fingerprint or a name");
+}
+
+ClusterBlocks* ServiceContext::BlocksOfPeers(const Caller& caller,
+                                             const Elsewhere& elsewhere) const {
+  if (elsewhere.local_only || !caller.sees_all()) return nullptr;
+  const ClusterNode* const node = cluster.load(std::memory_order_acquire);
+  if (node == nullptr || !node->blocks().has_peers()) return nullptr;
+  return &node->blocks();
 }
 
 absl::Status ServiceContext::CheckAcceptsStores() const {

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/elsewhere.h"
 #include "kvmill/v1/common.pb.h"
 #include "service/callers.h"
 #include "service/session_table.h"
@@ -18,6 +19,7 @@
 
 namespace kvmill {
 
+class ClusterBlocks;
 class ClusterNode;
 class DataPlane;
 class PeerAnswers;
@@ -72,6 +74,9 @@ struct ServiceContext {
   // malformed reference.
   absl::StatusOr<TieredStore::NamespaceInfo> Resolve(const Caller& caller,
                                                      const v1::NamespaceRef& ref) const;
+  // Where blocks that this node lacks are looked for; null: nowhere. Peers take each other for
+  // their daemons' own tenant, so others' blocks stay where they are.
+  ClusterBlocks* BlocksOfPeers(const Caller& caller, const Elsewhere& elsewhere) const;
   // UNAVAILABLE while draining.
   absl::Status CheckAcceptsStores() const;
 };

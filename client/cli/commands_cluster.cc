@@ -1,6 +1,9 @@
-// cluster: who is in the cluster, as a daemon knows it.
+// cluster: who is in the cluster, and where in it blocks are, as a daemon knows it.
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands.h"
@@ -23,21 +26,32 @@ constexpr const char* kStatusHelp =
 constexpr const char* kMembersHelp =
     "The nodes of the cluster, as this daemon knows them. An admin command.\n";
 
+constexpr const char* kWhereHelp =
+    "Which nodes are asked for a block (its homes), and which say that they have it (its holders). "
+    "An admin\n"
+    "command. The homes are those of the first block of the run of 32 that the block is in: "
+    "without "
+    "--anchor\n"
+    "KEY is that first block.\n"
+    "  holders: told = false: a home says that the node did\n";
+
 const char* StateOf(const ClusterMember& member) {
   return member.draining ? "draining" : "serving";
 }
 
-Json MembersJson(const ClusterStatus& status) {
-  Json members = Json::array();
-  for (const ClusterMember& member : status.members) {
-    members.push_back({{"id", member.id},
-                       {"incarnation", member.incarnation},
-                       {"state", StateOf(member)},
-                       {"zone", member.zone},
-                       {"capacity_bytes", member.capacity_bytes},
-                       {"address", member.address}});
-  }
-  return members;
+Json MemberJson(const ClusterMember& member) {
+  return {{"id", member.id},
+          {"incarnation", member.incarnation},
+          {"state", StateOf(member)},
+          {"zone", member.zone},
+          {"capacity_bytes", member.capacity_bytes},
+          {"address", member.address}};
+}
+
+Json MembersJson(const std::vector<ClusterMember>& members) {
+  Json list = Json::array();
+  for (const ClusterMember& member : members) list.push_back(MemberJson(member));
+  return list;
 }
 
 absl::Status PrintStatus(const CommonFlags& common) {
@@ -50,7 +64,7 @@ absl::Status PrintStatus(const CommonFlags& common) {
                {"keeping", status.keeping},
                {"version", status.version},
                {"problem", status.problem},
-               {"members", MembersJson(status)}});
+               {"members", MembersJson(status.members)}});
     return absl::OkStatus();
   }
   Report report;
@@ -68,7 +82,7 @@ absl::Status PrintMembers(const CommonFlags& common) {
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
   KVMILL_ASSIGN_OR_RETURN(const ClusterStatus status, client->Cluster());
   if (common.json) {
-    PrintJson({{"members", MembersJson(status)}});
+    PrintJson({{"members", MembersJson(status.members)}});
     return absl::OkStatus();
   }
   Table table({{"id", Table::Align::kLeft},
@@ -85,6 +99,46 @@ absl::Status PrintMembers(const CommonFlags& common) {
   return absl::OkStatus();
 }
 
+struct WhereFlags {
+  std::string ns, key, anchor;
+  std::uint32_t place = 0;
+};
+
+absl::Status PrintWhere(const CommonFlags& common, const WhereFlags& flags) {
+  KVMILL_ASSIGN_OR_RETURN(const BlockKey key, BlockKey::FromHex(flags.key));
+  BlockKey anchor;
+  if (!flags.anchor.empty()) {
+    KVMILL_ASSIGN_OR_RETURN(anchor, BlockKey::FromHex(flags.anchor));
+  }
+  KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
+  KVMILL_ASSIGN_OR_RETURN(const BlockPlaces places,
+                          client->Where(flags.ns, key, anchor, flags.place));
+  if (common.json) {
+    Json holders = Json::array();
+    for (const BlockPlaces::Holder& holder : places.holders) {
+      holders.push_back(MemberJson(holder.member));
+      holders.back()["told"] = holder.told;
+    }
+    PrintJson({{"homes", MembersJson(places.homes)}, {"holders", std::move(holders)}});
+    return absl::OkStatus();
+  }
+  Table table({{"", Table::Align::kLeft},
+               {"id", Table::Align::kLeft},
+               {"state", Table::Align::kLeft},
+               {"zone", Table::Align::kLeft},
+               {"address", Table::Align::kLeft},
+               {"incarnation", Table::Align::kLeft}});
+  const auto add = [&table](const char* what, const ClusterMember& member) {
+    table.Add({what, member.id, StateOf(member), member.zone, member.address, member.incarnation});
+  };
+  for (const ClusterMember& home : places.homes) add("home", home);
+  for (const BlockPlaces::Holder& holder : places.holders) {
+    add(holder.told ? "holder" : "holder, told of", holder.member);
+  }
+  table.Print();
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void AddClusterCommands(CommandLine& line) {
@@ -94,6 +148,14 @@ void AddClusterCommands(CommandLine& line) {
            [&line] { return PrintStatus(line.flags()); });
   line.Add(*cluster, "members", "The nodes of the cluster", kMembersHelp,
            [&line] { return PrintMembers(line.flags()); });
+  const auto where = std::make_shared<WhereFlags>();  // Of the command's closure.
+  CLI::App* app = line.Add(*cluster, "where", "Which nodes have a block", kWhereHelp,
+                           [&line, where] { return PrintWhere(line.flags(), *where); });
+  app->add_option("key", where->key, "The block, in hex")->required()->type_name("KEY");
+  app->add_option("--namespace", where->ns, "Name of the namespace")->required();
+  app->add_option("--anchor", where->anchor, "First block of its run of 32, in hex")
+      ->type_name("KEY");
+  app->add_option("--place", where->place, "Place in that run, 0 to 31")->type_name("N");
 }
 
 }  // namespace kvmill::cli

@@ -1,24 +1,16 @@
 // Real daemons and a real etcd: who sees whom, when nodes are killed, drained and restarted, and
 // when etcd stops.
 #include <gmock/gmock.h>
-#include <httplib.h>
 #include <signal.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <functional>
-#include <map>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "client/server_address.h"
-#include "tests/cluster/etcd_process.h"
-#include "tests/integration/daemon_fixture.h"
+#include "tests/cluster/cluster_fixture.h"
 
 namespace kvmill::testing {
 namespace {
@@ -26,92 +18,6 @@ namespace {
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using Millis = std::chrono::milliseconds;
-constexpr Millis kLease{2000};
-
-struct ClusterDaemon {
-  std::unique_ptr<DaemonProcess> process;
-  nlohmann::json ready;
-  std::unique_ptr<Client> client;
-};
-
-// Node "a" is the fixture's daemon where a test calls Put and Get.
-class ClusterTest : public DaemonTest {
- protected:
-  void SetUp() override { ASSERT_TRUE(etcd_.Start()); }
-
-  std::vector<std::string> ClusterArguments(const std::string& id) const {
-    return {"--cluster",
-            absl::StrCat("etcd://", etcd_.address().ToString()),
-            "--listen",
-            "127.0.0.1:0",
-            "--insecure",
-            "--node-id",
-            id,
-            "--lease-ttl",
-            absl::StrCat(kLease.count() / 1000, "s"),
-            "--metrics",
-            "127.0.0.1:0"};
-  }
-  // A daemon with a socket of its own, which a later one of the same name has again.
-  void StartNode(const std::string& name, const std::string& id,
-                 const std::vector<std::string>& more = {}) {
-    ClusterDaemon& node = nodes_[name];
-    node = ClusterDaemon();
-    const std::string path = directory_ / (name + "/kvmill.sock");
-    std::vector<std::string> arguments = {"--socket", path,       "--host-bytes",
-                                          "64MiB",    "--device", "host"};
-    for (const std::string& argument : ClusterArguments(id)) arguments.push_back(argument);
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    node.process = std::make_unique<DaemonProcess>(DaemonBinary(), arguments);
-    node.ready = node.process->WaitReady();
-    ASSERT_FALSE(node.ready.is_null()) << node.process->standard_error();
-    node.client = Connect("unix:" + path);
-    ASSERT_NE(node.client, nullptr);
-  }
-  void StartNode(const std::string& name) { StartNode(name, name); }
-  void KillNode(const std::string& name) {
-    nodes_[name].process->Signal(SIGKILL);
-    nodes_[name].process->WaitExit();
-  }
-
-  static ClusterStatus StatusOf(Client& client) {
-    const absl::StatusOr<ClusterStatus> status = client.Cluster();
-    EXPECT_TRUE(status.ok()) << status.status();
-    return status.ok() ? *status : ClusterStatus();
-  }
-  ClusterStatus StatusOf(const std::string& name) { return StatusOf(*nodes_.at(name).client); }
-  // "a b-": a dash for one that drains.
-  static std::string MembersIn(const ClusterStatus& status) {
-    std::string ids;
-    for (const ClusterMember& member : status.members) {
-      absl::StrAppend(&ids, ids.empty() ? "" : " ", member.id, member.draining ? "-" : "");
-    }
-    return ids;
-  }
-  std::string MembersOf(const std::string& name) { return MembersIn(StatusOf(name)); }
-  // The time until it is so; the test fails when that is longer than `limit`.
-  static Millis Until(Millis limit, const std::function<bool()>& is_so) {
-    const auto begin = steady_clock::now();
-    while (!is_so()) {
-      if (steady_clock::now() - begin > limit) {
-        ADD_FAILURE() << "not within " << limit.count() << " ms";
-        break;
-      }
-      std::this_thread::sleep_for(Millis(20));
-    }
-    return std::chrono::duration_cast<Millis>(steady_clock::now() - begin);
-  }
-  std::string Metrics(const std::string& name) {
-    const HostPort address = *ParseHostPort(nodes_.at(name).ready["metrics"].get<std::string>());
-    httplib::Client http(address.host, address.port);
-    const auto answer = http.Get("/metrics");
-    return answer ? answer->body : "";
-  }
-
-  EtcdProcess etcd_;
-  std::map<std::string, ClusterDaemon> nodes_;
-};
 
 TEST_F(ClusterTest, NodesComeGoDrainAndComeBack) {
   for (const char* name : {"a", "b", "c"}) StartNode(name);

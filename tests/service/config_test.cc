@@ -257,6 +257,8 @@ TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
       {{{"lease-ttl", "2500ms"}}, "--lease-ttl 2.5s: want whole seconds"},
       {{{"lease-ttl", "11m"}}, "want 0 to 10m"},
       {{{"member-grace", "2h"}}, "want 0 to 1h"},
+      {{{"peer-timeout", "11s"}}, "want 0 to 10s"},
+      {{{"peer-timeout", "9ms"}}, "--peer-timeout 9ms: want at least 10ms"},
       {{{"etcd-ca", dir}}, "--etcd-ca "},
       {{{"etcd-ca", "/absent"}}, "--etcd-ca /absent: want a file"},
       {{{"etcd-ca", file}, {"etcd-cert", file}}, "needs --etcd-key and --etcd-ca"},

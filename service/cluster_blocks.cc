@@ -1,0 +1,190 @@
+#include "service/cluster_blocks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "service/callers.h"
+#include "service/cluster/anchor.h"
+#include "storage/core/page_layout.h"
+
+namespace kvmill {
+namespace {
+
+GrpcPeers::Puller PullerOf(PeerPull& pull) {
+  return {[&pull](Peers::CallId call, const Member& member, const Fingerprint& fingerprint,
+                  RunKeys blocks, std::int64_t deadline_nanos,
+                  Peers::Done<std::vector<absl::Status>> done) {
+            pull.Pull(call, member, fingerprint, std::move(blocks), deadline_nanos,
+                      std::move(done));
+          },
+          [&pull](Peers::CallId call) { pull.Cancel(call); }};
+}
+
+// Of a whole block in tiles.
+std::uint64_t BlockBytes(const NamespaceSpec& spec) {
+  std::uint64_t bytes = 0;
+  for (const LayerGroup& group : spec.groups) {
+    bytes += group.layers.size() * UniformPageBytes(FormatOf(spec, group), spec.block_tokens,
+                                                    SlotKind::kTile, group.kv_heads);
+  }
+  return bytes;
+}
+
+// For a call without a deadline, as for one that has a long one.
+constexpr std::int64_t kBringNanosMax = 60'000'000'000;
+
+}  // namespace
+
+ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& options)
+    : loop_(loop),
+      store_(store),
+      options_(options),
+      answers_(loop, store, PointerTable::Options()),
+      health_(loop.clock()),
+      pull_(loop, store, options.pull),
+      peers_(loop, options.self, PullerOf(pull_)),
+      lookup_(
+          loop, peers_, health_,
+          {.self_id = options.self.id,
+           .copies = options.copies,
+           .call_nanos = options.peer_nanos,
+           .local = [this](const Fingerprint& fingerprint,
+                           const RunQuery& query) { return answers_.Answer(fingerprint, query); }}),
+      fetch_(loop, peers_, health_),
+      sources_(loop.clock(), SourceTable::Options()),
+      bringer_(loop, lookup_, fetch_, sources_, {.lookup_nanos = options.peer_nanos}),
+      announcer_(loop, peers_, health_,
+                 {.self_id = options.self.id,
+                  .to_self =
+                      [this](const auto& announcements) {
+                        answers_.pointers().Announced(options_.self, announcements);
+                      }}),
+      held_(loop, [this](const Announcement& run) { announcer_.Set(run.anchor_hash, run.count); }) {
+}
+
+// Three quarters of what is left, and at most `nanos_max`.
+std::int64_t ClusterBlocks::NanosOf(TimePoint deadline, std::int64_t nanos_max) const {
+  const std::int64_t now = loop_.clock().MonotonicNanos();
+  const auto left = deadline - TimePoint::clock::now();
+  if (left > std::chrono::nanoseconds(2 * nanos_max)) return now + nanos_max;
+  const std::int64_t nanos = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
+  return now + std::min(nanos_max, nanos / 4 * 3);
+}
+
+void ClusterBlocks::SetView(const std::shared_ptr<const ClusterView>& view) {
+  view_ = view;
+  answers_.SetView(view);
+  health_.Keep(*view);
+  peers_.Keep(*view);
+  pull_.Keep(*view);
+  lookup_.SetView(view);
+  announcer_.SetView(view);
+  const auto& members = view->members();
+  has_peers_.store(std::any_of(members.begin(), members.end(),
+                               [this](const Member& m) { return m.id != options_.self.id; }),
+                   std::memory_order_relaxed);
+}
+
+void ClusterBlocks::Lookup(const Fingerprint& fingerprint,
+                           std::shared_ptr<const std::vector<BlockKey>> keys, std::size_t first,
+                           const std::string& hint, TimePoint deadline,
+                           std::function<void(const std::vector<bool>& elsewhere)> done) {
+  const bool too_many = lookups_.fetch_add(1, std::memory_order_relaxed) >= kLookupsMax;
+  const std::int64_t deadline_nanos = NanosOf(deadline, options_.peer_nanos);
+  loop_.Post([this, fingerprint, keys = std::move(keys), first, hint, deadline_nanos, too_many,
+              done = std::move(done)]() mutable {
+    if (too_many) {
+      lookups_.fetch_sub(1, std::memory_order_relaxed);
+      return done({});
+    }
+    RemoteLookup::Request request;
+    request.fingerprint = fingerprint;
+    request.hint = hint;
+    request.deadline_nanos = deadline_nanos;
+    const absl::Span<const BlockKey> rest = absl::MakeConstSpan(*keys).subspan(first);
+    // The keys begin with block 0: the anchor of a run that `first` is within is among them.
+    const std::vector<AnchorRun> runs = RunsOf(rest, first, (*keys)[AnchorIndex(first)]);
+    for (const AnchorRun& run : runs) {
+      RunQuery& query = request.runs.emplace_back();
+      query.anchor = run.anchor;
+      query.first = static_cast<std::uint8_t>((first + run.first) % kRunBlocks);
+      const auto begin = rest.begin() + static_cast<std::ptrdiff_t>(run.first);
+      query.keys.assign(begin, begin + static_cast<std::ptrdiff_t>(run.count));
+    }
+    const std::vector<RunQuery> queries = request.runs;
+    lookup_.Start(
+        std::move(request), [this, fingerprint, keys, first, runs, queries,
+                             done = std::move(done)](std::vector<RemoteLookup::Run> found) {
+          std::vector<bool> elsewhere(keys->size(), false);
+          for (std::size_t r = 0; r < runs.size(); ++r) {
+            std::erase_if(found[r].sources, [](const auto& source) { return source.self; });
+            if (found[r].sources.empty()) continue;
+            for (const RemoteLookup::Source& source : found[r].sources) {
+              for (std::size_t i = 0; i < runs[r].count; ++i) {
+                if ((source.blocks >> i & 1) != 0) elsewhere[first + runs[r].first + i] = true;
+              }
+            }
+            sources_.Remember(fingerprint, queries[r], std::move(found[r].sources));
+          }
+          lookups_.fetch_sub(1, std::memory_order_relaxed);
+          done(elsewhere);
+        });
+  });
+}
+
+bool ClusterBlocks::Bring(const TieredStore::NamespaceInfo& space, absl::Span<const BlockKey> keys,
+                          const Elsewhere& elsewhere, TimePoint deadline,
+                          BlockBringer::Progress progress) {
+  if (!has_peers() || elsewhere.local_only) return false;
+  std::vector<bool> missing = store_.Present(space.id, keys);
+  missing.flip();
+  if (std::none_of(missing.begin(), missing.end(), [](bool is) { return is; })) return false;
+  if (brings_.fetch_add(1, std::memory_order_relaxed) >= kBringsMax) {
+    brings_.fetch_sub(1, std::memory_order_relaxed);
+    return false;
+  }
+  BlockBringer::Request request;
+  request.fingerprint = space.fingerprint;
+  request.keys.assign(keys.begin(), keys.end());
+  request.missing = std::move(missing);
+  request.first_block = elsewhere.first_block;
+  request.anchor = elsewhere.anchor;
+  request.hint = elsewhere.hint;
+  request.block_bytes = BlockBytes(space.spec);
+  request.deadline_nanos = NanosOf(deadline, kBringNanosMax);
+  loop_.Post([this, request = std::move(request), progress = std::move(progress)]() mutable {
+    const std::size_t all = request.keys.size();
+    bringer_.Start(std::move(request),
+                   [this, all, progress = std::move(progress)](std::size_t settled) {
+                     const bool wanted = progress(settled);
+                     if (settled == all || !wanted) {
+                       brings_.fetch_sub(1, std::memory_order_relaxed);
+                     }
+                     return wanted;
+                   });
+  });
+  return true;
+}
+
+void ClusterBlocks::Find(const Fingerprint& fingerprint, const RunQuery& query,
+                         std::function<void(Where)> done) {
+  loop_.Post([this, fingerprint, query, done = std::move(done)] {
+    Where where;
+    if (view_ != nullptr && !query.anchor.empty()) {
+      for (const MemberIndex home : view_->HomesOf(fingerprint, query.anchor)) {
+        where.homes.push_back(view_->members()[home]);
+      }
+    }
+    RemoteLookup::Request request;
+    request.fingerprint = fingerprint;
+    request.runs = {query};
+    request.deadline_nanos = loop_.clock().MonotonicNanos() + options_.peer_nanos;
+    lookup_.Start(std::move(request),
+                  [where = std::move(where), done](std::vector<RemoteLookup::Run> found) mutable {
+                    where.holders = std::move(found[0].sources);
+                    done(std::move(where));
+                  });
+  });
+}
+
+}  // namespace kvmill

@@ -1,0 +1,189 @@
+// What a lookup in a cluster takes: a prompt of 256 blocks that another node has, beside a call
+// that does nothing, in turns. Starts an etcd and daemons of its own.
+//
+//   cluster_lookup_bench [--nodes N] [--rounds N]
+//
+// Prints microseconds (p50, p90) of: a bare call; the lookup on the node that has the blocks; the
+// lookup on one that has none and asks; and how many calls to other nodes one lookup took.
+#include <httplib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/client.h"
+#include "client/server_address.h"
+#include "tests/cluster/etcd_process.h"
+#include "tests/integration/daemon_process.h"
+
+namespace kvmill::testing {
+namespace {
+
+using std::chrono::steady_clock;
+constexpr std::uint32_t kBlocks = 256;
+
+NamespaceSpec Spec() {
+  NamespaceSpec spec;
+  spec.model = "bench";
+  spec.hash_scheme = "bench-1";
+  spec.block_tokens = 64;
+  LayerGroup group;
+  group.layers = {0};
+  group.kv_heads = 1;
+  group.head_dim = 64;
+  spec.groups = {group};
+  return spec;
+}
+
+struct Node {
+  std::unique_ptr<DaemonProcess> process;
+  std::unique_ptr<Client> client;
+  std::string metrics;
+  ClientNamespace ns;
+};
+
+[[noreturn]] void Fail(const std::string& what) {
+  std::fprintf(stderr, "cluster_lookup_bench: %s\n", what.c_str());
+  std::exit(1);
+}
+
+template <typename T>
+T Need(absl::StatusOr<T> result) {
+  if (!result.ok()) Fail(std::string(result.status().message()));
+  return *std::move(result);
+}
+
+std::vector<BlockKey> Keys() {
+  std::vector<BlockKey> keys;
+  for (std::uint32_t i = 0; i < kBlocks; ++i) {
+    // As long as a SHA-256.
+    std::string bytes = absl::StrCat("block ", i);
+    bytes.resize(32, '.');
+    keys.push_back(*BlockKey::FromBytes(bytes));
+  }
+  return keys;
+}
+
+// Of all requests to all peers.
+std::uint64_t PeerRequests(const Node& node) {
+  const HostPort address = *ParseHostPort(node.metrics);
+  httplib::Client http(address.host, address.port);
+  const auto answer = http.Get("/metrics");
+  if (!answer) Fail("no metrics");
+  std::uint64_t sum = 0;
+  for (const absl::string_view line : absl::StrSplit(answer->body, '\n')) {
+    if (line.substr(0, 28) != "kvmill_peer_requests_total{p") continue;
+    double value = 0;
+    if (absl::SimpleAtod(line.substr(line.rfind(' ') + 1), &value)) {
+      sum += static_cast<std::uint64_t>(value);
+    }
+  }
+  return sum;
+}
+
+double Micros(const std::function<void()>& call) {
+  const auto begin = steady_clock::now();
+  call();
+  return std::chrono::duration<double, std::micro>(steady_clock::now() - begin).count();
+}
+
+std::string Quantiles(std::vector<double> micros) {
+  std::sort(micros.begin(), micros.end());
+  char text[64];
+  std::snprintf(text, sizeof(text), "p50 %.0f p90 %.0f", micros[micros.size() / 2],
+                micros[micros.size() * 9 / 10]);
+  return text;
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void Run(std::size_t node_count, int rounds) {
+  EtcdProcess etcd;
+  if (!etcd.Start()) Fail("etcd does not start");
+  TemporaryDirectory directory;
+  std::vector<Node> nodes(node_count);
+  for (std::size_t i = 0; i < node_count; ++i) {
+    const std::string socket = directory / absl::StrCat("n", i, "/kvmill.sock");
+    nodes[i].process = std::make_unique<DaemonProcess>(
+        DaemonBinary(),
+        std::vector<std::string>{
+            "--socket", socket, "--cluster", absl::StrCat("etcd://", etcd.address().ToString()),
+            "--listen", "127.0.0.1:0", "--insecure", "--node-id", absl::StrCat("n", i), "--metrics",
+            "127.0.0.1:0", "--host-bytes", "64MiB", "--device", "host"});
+    const nlohmann::json ready = nodes[i].process->WaitReady();
+    if (ready.is_null()) Fail(nodes[i].process->standard_error());
+    nodes[i].metrics = ready["metrics"].get<std::string>();
+    Client::Options options;
+    options.address = "unix:" + socket;
+    nodes[i].client = Need(Client::Create(options));
+    nodes[i].ns = Need(nodes[i].client->OpenNamespace("bench", Spec()));
+  }
+  const std::vector<BlockKey> keys = Keys();
+  const std::vector<std::uint16_t> values(64 * 64, 0x3c00);
+  const LayerInput layer{KvView::Array(values.data(), 1, 64), KvView::Array(values.data(), 1, 64)};
+  std::vector<StoreBlock> blocks(kBlocks);
+  for (std::uint32_t i = 0; i < kBlocks; ++i) {
+    blocks[i].key = keys[i];
+    if (i > 0) blocks[i].parent = keys[i - 1];
+    blocks[i].token_count = 64;
+    blocks[i].block_index = i;
+    blocks[i].layers = absl::MakeConstSpan(&layer, 1);
+  }
+  Need(nodes[0].client->Store(nodes[0].ns, blocks, {}));
+  const auto look = [&](std::size_t node) {
+    return Need(nodes[node].client->Lookup(nodes[node].ns, keys)).hit_blocks;
+  };
+  for (int i = 0; look(1) < kBlocks; ++i) {
+    if (i == 500) Fail("the other node does not find the blocks");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  std::vector<double> bare, here, there, ratio;
+  const std::uint64_t before = PeerRequests(nodes[1]);
+  for (int round = 0; round < rounds; ++round) {
+    bare.push_back(Micros([&] { Need(nodes[1].client->FindNamespace("bench")); }));
+    here.push_back(Micros([&] { look(0); }));
+    there.push_back(Micros([&] {
+      if (look(1) != kBlocks) Fail("a lookup found less");
+    }));
+    ratio.push_back(there.back() / bare.back());
+  }
+  const double calls = static_cast<double>(PeerRequests(nodes[1]) - before) / rounds;
+  std::printf("nodes %zu, %u keys, %d rounds, microseconds\n", node_count, kBlocks, rounds);
+  std::printf("bare call        %s\n", Quantiles(bare).c_str());
+  std::printf("lookup, here     %s\n", Quantiles(here).c_str());
+  std::printf("lookup, there    %s\n", Quantiles(there).c_str());
+  std::printf("there / bare     p50 %.2f\n", Median(there) / Median(bare));
+  std::printf("calls to others  %.2f a lookup\n", calls);
+}
+
+}  // namespace
+}  // namespace kvmill::testing
+
+int main(int argc, char** argv) {
+  std::size_t nodes = 3;
+  int rounds = 1000;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (std::strcmp(argv[i], "--nodes") == 0) nodes = std::strtoul(argv[i + 1], nullptr, 10);
+    if (std::strcmp(argv[i], "--rounds") == 0) rounds = std::atoi(argv[i + 1]);
+  }
+  if (nodes < 2 || nodes > 16 || rounds < 1) {
+    std::fprintf(stderr, "usage: cluster_lookup_bench [--nodes 2..16] [--rounds N]\n");
+    return 2;
+  }
+  kvmill::testing::Run(nodes, rounds);
+  return 0;
+}
