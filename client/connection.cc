@@ -238,6 +238,7 @@ absl::Status Connection::StatusOf(const grpc::Status& status) const {
   if (status.error_code() == grpc::StatusCode::CANCELLED) {
     MutexLock lock(mu_);
     if (!stopping_) return absl::UnavailableError("the daemon stopped during the call");
+    return absl::CancelledError("the client is being destroyed");
   }
   return FromGrpc(status);
 }

@@ -43,6 +43,8 @@ class PagePieces {
 
   // The daemon gave the part's result: nothing of it is read any more.
   void Closed(std::uint32_t block, std::uint32_t group);
+  // More of the part would be sent.
+  bool open(std::uint32_t block, std::uint32_t group) const { return PartOf(block, group).open; }
   // No more of the part is sent. True when nothing of it ever was: no result will come.
   bool GiveUp(std::uint32_t block, std::uint32_t group);
   // Nobody reads the block's pages, as long as nothing more is sent of it.

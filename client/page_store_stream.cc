@@ -29,7 +29,8 @@ PageStoreStream::PageStoreStream(Connection& connection, ClientSession& session,
       changed_(std::move(changed)),
       done_(std::move(done)),
       pieces_(ns_.spec, memory_->geometry, blocks),
-      results_(blocks.size(), ns.spec.groups.size()) {
+      results_(blocks.size(), ns.spec.groups.size()),
+      given_up_(blocks.size()) {
   pieces_.Ready(options.ready_layers);
   // Layer groups that this memory has nothing of are for others to store.
   std::vector<bool> has(ns.spec.groups.size(), false);
@@ -107,7 +108,7 @@ void PageStoreStream::OnWrite(bool ok) {
 }
 
 void PageStoreStream::WriteNext() {
-  if (!begun_ || writing_ || writes_ended_ || cancelled_) return;
+  if (!begun_ || writing_ || writes_ended_ || !cancelled_.ok()) return;
   message_.Clear();
   if (pieces_.Next(message_.mutable_chunk())) {
     writing_ = true;
@@ -138,8 +139,15 @@ void PageStoreStream::OnRead(bool ok) {
     } else if (reply_.has_summary()) {
       durable_ = FromProto(reply_.summary().durable());
     } else if (reply_.has_result()) {
-      pieces_.Closed(reply_.result().sequence(), reply_.result().group());
-      results_.Add(reply_.result());
+      v1::StoreResult& result = *reply_.mutable_result();
+      pieces_.Closed(result.sequence(), result.group());
+      // The daemon knows only that no more comes of it.
+      if (result.outcome() == v1::STORE_PARTIAL && result.sequence() < given_up_.size() &&
+          !given_up_[result.sequence()].ok()) {
+        result.set_outcome(v1::STORE_FAILED);
+        ToProto(given_up_[result.sequence()], result.mutable_status());
+      }
+      results_.Add(result);
       rested = true;
     }
     WriteNext();
@@ -167,7 +175,8 @@ void PageStoreStream::OnFinish(bool) {
   bool ask = false;
   {
     MutexLock lock(mu_);
-    status = cancelled_ ? FromGrpc(grpc_status_) : connection_.StatusOf(grpc_status_);
+    status = cancelled_.ok() ? connection_.StatusOf(grpc_status_) : FromGrpc(grpc_status_);
+    if (!cancelled_.ok() && absl::IsCancelled(status)) status = cancelled_;
     // The daemon noticed before this client did that it had left the door, where sessions end.
     if (absl::IsUnauthenticated(status)) {
       status = absl::AbortedError("the session ended: register the memory again");
@@ -220,7 +229,10 @@ void PageStoreStream::Complete(absl::Status status) {
     MutexLock lock(mu_);
     done = std::exchange(done_, nullptr);
     if (done != nullptr && (status.ok() || !pieces_.sent_anything())) free_ = true;
-    if (!status.ok()) {
+    if (absl::IsCancelled(status) && cancelled_as_ == CancelAs::kBlocks) {
+      CancelRest(status);
+      result = results_.Take();
+    } else if (!status.ok()) {
       result = status;
     } else if (options_.wait_durable && !durable_.ok()) {
       result = durable_;
@@ -243,22 +255,36 @@ void PageStoreStream::Ready(std::uint32_t layers) {
   WriteNext();
 }
 
-void PageStoreStream::GiveUpUnready(absl::Span<const std::uint32_t> blocks) {
+void PageStoreStream::GiveUpUnready(absl::Span<const std::uint32_t> blocks,
+                                    const absl::Status& why) {
   MutexLock lock(mu_);
   if (pieces_.all_ready()) return;
-  const absl::Status why =
-      absl::CancelledError("the pages were flushed before all values were ready");
   for (const std::uint32_t block : blocks) {
     for (std::uint32_t group = 0; group < ns_.spec.groups.size(); ++group) {
+      if (!pieces_.open(block, group)) continue;
+      given_up_[block] = why;
       if (pieces_.GiveUp(block, group)) AddFailure(block, group, v1::STORE_FAILED, why);
     }
   }
   WriteNext();
 }
 
-void PageStoreStream::Cancel() {
+void PageStoreStream::CancelRest(const absl::Status& why) {
+  const std::size_t groups = ns_.spec.groups.size();
+  // Of what is stored nobody knows whether it is durable.
+  if (options_.wait_durable) results_ = StoreResults(given_up_.size(), groups);
+  for (std::uint32_t block = 0; block < given_up_.size(); ++block) {
+    for (std::uint32_t group = 0; group < groups; ++group) {
+      if (!results_.closed(block, group)) AddFailure(block, group, v1::STORE_FAILED, why);
+    }
+  }
+}
+
+void PageStoreStream::Cancel(CancelAs as, const absl::Status& why) {
   MutexLock lock(mu_);
-  if (done_ == nullptr || std::exchange(cancelled_, true)) return;
+  if (done_ == nullptr || !cancelled_.ok()) return;
+  cancelled_ = why;
+  cancelled_as_ = as;
   if (!pieces_.sent_anything()) free_ = true;  // And nothing will be.
   context_.TryCancel();
 }

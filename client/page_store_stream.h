@@ -52,10 +52,13 @@ class PageStoreStream : public std::enable_shared_from_this<PageStoreStream> {
   std::vector<std::uint32_t> Find(absl::Span<const BlockKey> keys);
 
   void Ready(std::uint32_t layers);
-  // Blocks whose values are not all ready are not sent (any more).
-  void GiveUpUnready(absl::Span<const std::uint32_t> blocks);
-  // Ends the call, and nothing more is sent.
-  void Cancel();
+  // Blocks whose values are not all ready are not sent (any more). `why` is what becomes of them,
+  // unless they turn out to be there.
+  void GiveUpUnready(absl::Span<const std::uint32_t> blocks, const absl::Status& why);
+  // Ends the call, and nothing more is sent. `why`, which is CANCELLED, is what becomes of blocks
+  // that had no result yet, with kWholeCall of the call.
+  enum class CancelAs { kBlocks, kWholeCall };
+  void Cancel(CancelAs as, const absl::Status& why);
   // When the call has ended and it is not known whether somebody reads: asks, at least until then.
   void AskUntil(Deadline deadline);
 
@@ -74,6 +77,7 @@ class PageStoreStream : public std::enable_shared_from_this<PageStoreStream> {
   void OnFinish(bool ok);
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishIfIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CancelRest(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddFailure(std::uint32_t block, std::uint32_t group, v1::StoreOutcome outcome,
                   const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Confirm(Deadline deadline);
@@ -115,7 +119,10 @@ class PageStoreStream : public std::enable_shared_from_this<PageStoreStream> {
   bool writes_ended_ ABSL_GUARDED_BY(mu_) = false;  // Or half-closed.
   bool reads_ended_ ABSL_GUARDED_BY(mu_) = false;
   bool finishing_ ABSL_GUARDED_BY(mu_) = false;
-  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status cancelled_ ABSL_GUARDED_BY(mu_);  // Not OK: nothing is sent any more.
+  CancelAs cancelled_as_ ABSL_GUARDED_BY(mu_) = CancelAs::kWholeCall;
+  // By block. Not OK: was given up, with parts of it sent or not.
+  std::vector<absl::Status> given_up_ ABSL_GUARDED_BY(mu_);
   bool confirming_ ABSL_GUARDED_BY(mu_) = false;
   Deadline ask_until_ ABSL_GUARDED_BY(mu_);  // Somebody wants to know.
   bool free_ ABSL_GUARDED_BY(mu_) = false;

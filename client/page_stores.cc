@@ -17,6 +17,12 @@ struct Sharing {
   PageStores::StatusDone done;
 };
 
+// Of blocks that a flush gave up.
+absl::Status Flushed() {
+  return absl::CancelledError(
+      "FlushPages came before all values of the block were ready: store it again when they are");
+}
+
 // A region in memory of a GPU.
 DoorDeviceRegion MessageOf(const RegisteredMemory& memory, std::uint32_t index) {
   const EngineRegion& region = memory.geometry.regions[index];
@@ -87,8 +93,18 @@ void PageStores::Register(RegisteredMemoryPtr memory, Deadline deadline, StatusD
 }
 
 void PageStores::Unregistered(std::uint64_t registration) {
-  MutexLock lock(mu_);
-  memories_.erase(registration);
+  std::vector<StreamPtr> streams;
+  {
+    MutexLock lock(mu_);
+    memories_.erase(registration);
+    for (const auto& [number, stream] : streams_) {
+      if (stream->registration() == registration) streams.push_back(stream);
+    }
+  }
+  // Their values may never become ready: nobody would answer these calls.
+  const absl::Status why = absl::CancelledError(
+      "UnregisterMemory came before the block was stored: register its memory and store it again");
+  for (const StreamPtr& stream : streams) stream->GiveUpUnready(stream->Find({}), why);
 }
 
 void PageStores::Start(const ClientNamespace& ns, std::uint64_t registration,
@@ -149,7 +165,7 @@ void PageStores::FlushRequest(std::uint64_t request, Deadline deadline, StatusDo
   wait.done = std::move(done);
   for (StreamPtr& stream : StreamsOf(request)) {
     std::vector<std::uint32_t> blocks = stream->Find({});
-    stream->GiveUpUnready(blocks);
+    stream->GiveUpUnready(blocks, Flushed());
     wait.parts.push_back({std::move(stream), std::move(blocks)});
   }
   Add(std::move(wait));
@@ -168,7 +184,7 @@ void PageStores::FlushBlocks(absl::Span<const BlockKey> keys, Deadline deadline,
     if (keys.empty()) break;  // None; to Find it would be all.
     std::vector<std::uint32_t> blocks = stream->Find(keys);
     if (blocks.empty()) continue;
-    stream->GiveUpUnready(blocks);
+    stream->GiveUpUnready(blocks, Flushed());
     wait.parts.push_back({std::move(stream), std::move(blocks)});
   }
   Add(std::move(wait));
@@ -180,7 +196,9 @@ void PageStores::Cancel(std::uint64_t request, Deadline deadline, StatusDone don
   wait.deadline = deadline;
   wait.done = std::move(done);
   for (StreamPtr& stream : StreamsOf(request)) {
-    stream->Cancel();
+    stream->Cancel(PageStoreStream::CancelAs::kBlocks,
+                   absl::CancelledError("CancelPages came before the block was stored: store it "
+                                        "again if it is wanted after all"));
     wait.parts.push_back({std::move(stream), {}});
   }
   Add(std::move(wait));
@@ -251,7 +269,10 @@ void PageStores::Stop(std::chrono::milliseconds wait) {
     stopping_ = true;
     for (const auto& [number, stream] : streams_) streams.push_back(stream);
   }
-  for (const StreamPtr& stream : streams) stream->Cancel();
+  for (const StreamPtr& stream : streams) {
+    stream->Cancel(PageStoreStream::CancelAs::kWholeCall,
+                   absl::CancelledError("the client is being destroyed"));
+  }
   Sweep();
   std::vector<Wait> waits;
   {

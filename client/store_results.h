@@ -25,7 +25,7 @@ class StoreResults {
   StoreResult Take() { return std::move(result_); }
 
  private:
-  const std::size_t group_count_;
+  std::size_t group_count_;
   StoreResult result_;
   std::vector<std::uint32_t> open_groups_;  // Per block: results still due.
   std::vector<bool> closed_;                // Per (block, group).

@@ -25,8 +25,8 @@ absl::StatusOr<PageReaders::StorePtr> PageReaders::Begin(const std::string& tena
   return absl::AlreadyExistsError(absl::StrCat("store ", number, " of the session is running"));
 }
 
-void PageReaders::CancelOne(Store& store, const WaitPtr& wait) {
-  store.cancelled_ = true;
+void PageReaders::CancelOne(Store& store, const absl::Status& why, const WaitPtr& wait) {
+  store.cancelled_.Update(why);
   if (wait == nullptr) return;
   ++wait->stores;
   if (store.reading_ == 0) return;
@@ -35,12 +35,12 @@ void PageReaders::CancelOne(Store& store, const WaitPtr& wait) {
 }
 
 template <typename Select>
-void PageReaders::CancelThese(const Select& select, Answer answer) {
+void PageReaders::CancelThese(const Select& select, const absl::Status& why, Answer answer) {
   const auto wait = std::make_shared<Wait>();
   bool at_rest = false;
   {
     MutexLock lock(mu_);
-    select([&](Store& store) { CancelOne(store, wait); });
+    select([&](Store& store) { CancelOne(store, why, wait); });
     at_rest = wait->reading == 0;
     if (!at_rest) wait->answer = std::move(answer);
   }
@@ -56,7 +56,7 @@ void PageReaders::Cancel(const std::string& tenant, const std::string& session,
           if (it != stores_.end() && it->second->tenant_ == tenant) cancel(*it->second);
         }
       },
-      std::move(answer));
+      absl::CancelledError("its caller gave the store up"), std::move(answer));
 }
 
 void PageReaders::CancelRegistration(std::uint64_t registration, Answer answer) {
@@ -66,14 +66,17 @@ void PageReaders::CancelRegistration(std::uint64_t registration, Answer answer) 
           if (store->registration_ == registration) cancel(*store);
         }
       },
+      absl::CancelledError("UnregisterMemory came before the block was stored: register its memory "
+                           "and store it again"),
       std::move(answer));
 }
 
 void PageReaders::CancelSession(const std::string& session) {
+  const absl::Status why = absl::AbortedError("the session ended: register the memory again");
   MutexLock lock(mu_);
   for (auto it = stores_.lower_bound({session, 0});
        it != stores_.end() && it->first.first == session; ++it) {
-    CancelOne(*it->second, nullptr);
+    CancelOne(*it->second, why, nullptr);
   }
 }
 
@@ -90,11 +93,10 @@ PageReaders::Store::~Store() {
   if (it != owner_.stores_.end() && it->second == this) owner_.stores_.erase(it);
 }
 
-bool PageReaders::Store::BeginRead() {
+absl::Status PageReaders::Store::BeginRead() {
   MutexLock lock(owner_.mu_);
-  if (cancelled_) return false;
-  ++reading_;
-  return true;
+  if (cancelled_.ok()) ++reading_;
+  return cancelled_;
 }
 
 void PageReaders::Store::EndRead() {

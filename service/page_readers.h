@@ -3,7 +3,7 @@
 // A store of pages (StoreBegin.pages) begins, reads chunk by chunk, and is over when its handle
 // goes. Cancelled, it never reads again: what waits in a queue is refused when its turn comes. The
 // answer to a cancellation comes when nobody is in the middle of a read, which takes as long as
-// encoding one chunk.
+// encoding one chunk. The first reason stays: CANCELLED, or ABORTED when the session ended.
 //
 // Stores belong to sessions, and outlive them: whoever lost a session can still ask by its id
 // whether somebody reads. A state machine without threads. Thread-safe; answers are given without a
@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "storage/core/mutex.h"
@@ -60,8 +61,9 @@ class PageReaders {
 
   // `select` calls its argument, under the lock, with the stores that are meant.
   template <typename Select>
-  void CancelThese(const Select& select, Answer answer);
-  void CancelOne(Store& store, const WaitPtr& wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CancelThese(const Select& select, const absl::Status& why, Answer answer);
+  void CancelOne(Store& store, const absl::Status& why, const WaitPtr& wait)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable Mutex mu_;
   std::map<Id, Store*> stores_ ABSL_GUARDED_BY(mu_);  // Each takes itself out.
@@ -73,8 +75,8 @@ class PageReaders::Store {
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
-  // Before and after each read of pages. False: cancelled; then there is nothing to end.
-  bool BeginRead();
+  // Before and after each read of pages. Not OK: cancelled, and why; then there is nothing to end.
+  absl::Status BeginRead();
   void EndRead();
 
  private:
@@ -90,7 +92,7 @@ class PageReaders::Store {
   const Id id_;
   const std::uint64_t registration_;
   // Guarded by owner_.mu_.
-  bool cancelled_ = false;
+  absl::Status cancelled_;  // Not OK: it is.
   std::uint32_t reading_ = 0;
   std::vector<WaitPtr> waits_;
 };

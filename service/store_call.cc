@@ -115,7 +115,7 @@ absl::StatusOr<WriteResult> StoreCall::Encode(const Chunk& chunk, BlockWriter& w
     return kvmill::WriteChunk(namespace_, chunk.head, chunk.bulk.pieces(), writer);
   }
   if (IsEnd(chunk.head)) return WriteResult{};
-  if (!pages_.reads->BeginRead()) return absl::CancelledError("the store was cancelled");
+  KVMILL_RETURN_IF_ERROR(pages_.reads->BeginRead());
   absl::StatusOr<WriteResult> result =
       WritePageChunk(namespace_, *pages_.memory, chunk.head, writer);
   pages_.reads->EndRead();

@@ -1,125 +1,27 @@
-// Stores from an engine's memory by a real daemon: the same bytes as a store by copy, and pages
-// that nobody reads once that was said. From shared memory; with KVMILL_TEST_PAGES_ON_DEVICE from
-// memory of a device that both use, where host memory stands in for a GPU.
+// Stores from an engine's memory by a real daemon: the same bytes as a store by copy.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <future>
 #include <optional>
-#include <random>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/door_protocol.h"
 #include "client/shared_memory.h"
 #include "kernels/tile_format.h"
-#include "tests/integration/daemon_fixture.h"
-#include "tests/integration/engine_pages.h"
+#include "tests/integration/pages_fixture.h"
 #include "tests/long_form.h"
 
 namespace kvmill::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-#ifdef KVMILL_TEST_PAGES_ON_DEVICE
-constexpr bool kOnDevice = true;
-#else
-constexpr bool kOnDevice = false;
-#endif
-
-// Of the engine's process. Null: its pages are in shared memory.
-Device* EngineDevice() {
-  static Device* const device = kOnDevice ? MakeHostDevice().release() : nullptr;
-  return device;
-}
-
-class PagesTest : public DaemonTest {
- protected:
-  void Start(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = {"--host-bytes", "128MiB"};
-    if (kOnDevice) {
-      for (const char* flag : {"--device", "host", "--gpu-bytes", "64MiB"}) {
-        arguments.emplace_back(flag);
-      }
-    }
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    DaemonTest::Start(arguments);
-  }
-  std::uint64_t Register(Client& client, const ClientNamespace& ns, const EnginePages& pages) {
-    const auto registration = client.RegisterMemory(ns, pages.geometry);
-    EXPECT_TRUE(registration.ok()) << registration.status();
-    return registration.value_or(0);
-  }
-  // Pages of the blocks that are there, by (block, group, layer).
-  std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::string> PagesOf(
-      const ClientNamespace& ns, const std::vector<BlockKey>& keys, std::size_t* found = nullptr) {
-    PageCollector collector;
-    const auto fetched = client_->Fetch(ns, keys, collector);
-    EXPECT_TRUE(fetched.ok()) << fetched.status();
-    std::size_t there = 0;
-    for (const FetchBlockResult& block : fetched->blocks) there += block.status.ok() ? 1 : 0;
-    if (found != nullptr) *found = there;
-    return collector.pages;
-  }
-  // A model whose blocks take a while to encode: 8 layers, 8 heads, D 128, 2 MiB a block.
-  static NamespaceSpec LargeSpec() {
-    NamespaceSpec spec = SmallSpec();
-    spec.groups[0].layers = {0, 1, 2, 3, 4, 5, 6, 7};
-    spec.groups[0].kv_heads = 8;
-    spec.groups[0].head_dim = 128;
-    return spec;
-  }
-  // Memory that the daemon can read, as one region.
-  struct Memory {
-    std::byte* data = nullptr;
-    EngineRegion region;
-    SharedMemory shared;
-    std::unique_ptr<DeviceMemory> on_device;
-  };
-  static std::unique_ptr<Memory> MakeMemory(std::size_t bytes) {
-    auto memory = std::make_unique<Memory>();
-    EngineRegion& region = memory->region;
-    region.bytes = bytes;
-    if (kOnDevice) {
-      memory->on_device = *EngineDevice()->Allocate(bytes, "engine");
-      memory->data = memory->on_device->address();
-      const IpcMemory exported = *EngineDevice()->ExportIpc(memory->data, bytes);
-      region.device_memory = {exported.handle, exported.allocation_bytes, exported.offset_bytes};
-    } else {
-      memory->shared = *SharedMemory::Create(bytes);
-      memory->data = memory->shared.data();
-      region.fd = memory->shared.fd();
-    }
-    region.base = reinterpret_cast<std::uintptr_t>(memory->data);
-    return memory;
-  }
-  std::vector<std::string> SharedMappings() const {
-    std::ifstream file(absl::StrCat("/proc/", daemon_->pid(), "/maps"));
-    std::vector<std::string> found;
-    for (std::string line; std::getline(file, line);) {
-      if (line.find("kvmill-engine") != std::string::npos) found.push_back(line);
-    }
-    return found;
-  }
-  void ExpectBadMemfdsAreRefused(const ClientNamespace& ns, const EnginePages& pages);
-  // They go with the last reader, that is, a moment after the end of a call.
-  bool WaitUnmapped() const {
-    for (int i = 0; i < 2000 && !SharedMappings().empty(); ++i) usleep(5000);
-    return SharedMappings().empty();
-  }
-};
 
 TEST_F(PagesTest, PagesBecomeTheBytesThatACopyBecomes) {
   Start();
@@ -301,267 +203,7 @@ TEST_F(PagesTest, AStoreThatADaemonCannotFinishIsUnavailable) {
   EXPECT_TRUE(absl::IsUnavailable(stored.status())) << stored.status();
 }
 
-class BusyPagesTest : public PagesTest {
- protected:
-  static constexpr std::uint32_t kBlocks = 48;
-  // All blocks from the same pages: one set of bytes is right for every one of them.
-  void SetUp() override {
-    Start();
-    spec_ = LargeSpec();
-    ns_ = Open("n", spec_);
-    sequence_ = std::make_unique<Sequence>(spec_, 64, 9);
-    Put(ns_, "copy", *sequence_);
-    const auto pages = PagesOf(ns_, KeysOf("copy", 1));
-    for (std::uint32_t layer = 0; layer < 8; ++layer) want_.push_back(pages.at({0, 0, layer}));
-    pages_ = std::make_unique<EnginePages>(spec_, 4, false, 0, 8, EngineDevice());
-    engine_ = Connect(absl::StrCat("unix:", socket()));
-    registration_ = Register(*engine_, ns_, *pages_);
-    list_ = std::make_unique<BlockList>(spec_, "x", 64, Shuffled(4, 2));
-  }
-  // Starts a store of kBlocks blocks of sequence `name`.
-  std::future<absl::StatusOr<StoreResult>> StartStore(const std::string& name,
-                                                      std::uint64_t request,
-                                                      std::uint32_t ready_layers) {
-    pages_->FillAll(*sequence_, list_->pages);
-    std::vector<PageBlock> blocks(kBlocks, list_->blocks[0]);
-    for (std::uint32_t b = 0; b < kBlocks; ++b) blocks[b].key = KeyOf(name, b);
-    const auto done = std::make_shared<std::promise<absl::StatusOr<StoreResult>>>();
-    engine_->StorePagesAsync(
-        ns_, registration_, blocks, {.request = request, .ready_layers = ready_layers}, {},
-        [done](absl::StatusOr<StoreResult> r) { done->set_value(std::move(r)); });
-    return done->get_future();
-  }
-  // A store is in the middle: the daemon has more than `blocks` blocks.
-  void WaitForMoreThan(std::uint64_t blocks) {
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    while (client_->Stat()->blocks <= blocks && absl::Now() < deadline) usleep(300);
-  }
-  // Of the blocks of `name`, those that are there; all must have the old values.
-  std::size_t CheckStored(const std::string& name) {
-    std::size_t found = 0;
-    for (const auto& [where, bytes] : PagesOf(ns_, KeysOf(name, kBlocks), &found)) {
-      EXPECT_EQ(bytes, want_[std::get<2>(where)]) << "block " << std::get<0>(where);
-    }
-    return found;
-  }
-
-  NamespaceSpec spec_;
-  ClientNamespace ns_;
-  std::unique_ptr<Sequence> sequence_;
-  std::vector<std::string> want_;
-  std::unique_ptr<EnginePages> pages_;
-  std::unique_ptr<BlockList> list_;
-  std::unique_ptr<Client> engine_;
-  std::uint64_t registration_ = 0;
-};
-
-TEST_F(BusyPagesTest, AfterACancellationThePagesAreFree) {
-  std::size_t cut_short = 0;
-  for (std::uint32_t round = 0; round < ShortOrLong(4u, 60u); ++round) {
-    const std::string name = absl::StrCat("cancel", round);
-    auto result = StartStore(name, round, PageStoreOptions::kAllLayers);
-    if (round > 0) WaitForMoreThan(2 * round);
-    const absl::Status free = engine_->CancelPages(round);
-    ASSERT_TRUE(free.ok()) << free;
-    pages_->Overwrite();
-    const auto stored = result.get();
-    EXPECT_TRUE(stored.ok() || absl::IsCancelled(stored.status())) << stored.status();
-    const std::size_t found = CheckStored(name);
-    cut_short += found < kBlocks ? 1 : 0;
-    ASSERT_TRUE(client_->Clear(ns_).ok());
-  }
-  EXPECT_GT(cut_short, 0u) << "no store was in progress";
-}
-
-TEST_F(BusyPagesTest, AfterAFlushWhatWasReadyIsStoredAndThePagesAreFree) {
-  auto ready = StartStore("ready", 1, PageStoreOptions::kAllLayers);
-  const absl::Status free = engine_->FlushPages(1);
-  ASSERT_TRUE(free.ok()) << free;
-  pages_->Overwrite();
-  ASSERT_TRUE(ready.get().ok());
-  EXPECT_EQ(CheckStored("ready"), kBlocks);
-
-  // Not ready: given up, whether some layers went or none.
-  for (const std::uint32_t layers : {0u, 3u}) {
-    const std::string name = absl::StrCat("unready", layers);
-    auto unready = StartStore(name, 2, layers);
-    usleep(20'000);
-    ASSERT_TRUE(engine_->FlushPages(2).ok());
-    pages_->Overwrite();
-    engine_->ReadyPages(2, 8);  // Too late.
-    const auto result = unready.get();
-    ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->blocks_stored, 0u);
-    EXPECT_EQ(CheckStored(name), 0u);
-  }
-  // Some blocks, by their keys: the others go on.
-  auto some = StartStore("some", 3, 4);
-  usleep(20'000);
-  ASSERT_TRUE(engine_->FlushPages(KeysOf("some", 10)).ok());
-  engine_->ReadyPages(3, 8);
-  const auto result = some.get();
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->blocks_stored, kBlocks - 10);
-  EXPECT_EQ(CheckStored("some"), kBlocks - 10);
-  EXPECT_TRUE(engine_->FlushPages(absl::Span<const BlockKey>()).ok());
-  EXPECT_TRUE(engine_->FlushPages(99).ok());
-  EXPECT_TRUE(engine_->CancelPages(99).ok());
-}
-
-TEST_F(BusyPagesTest, AStoppedDaemonMayReadAndADeadOneDoesNot) {
-  auto result = StartStore("stop", 1, PageStoreOptions::kAllLayers);
-  WaitForMoreThan(2);
-  daemon_->Signal(SIGSTOP);
-  const CallOptions brief = {.timeout = absl::Milliseconds(150)};
-  EXPECT_TRUE(absl::IsDeadlineExceeded(engine_->CancelPages(1, brief)));
-  EXPECT_TRUE(absl::IsDeadlineExceeded(engine_->CancelPages(1, brief))) << "still";
-  EXPECT_TRUE(absl::IsDeadlineExceeded(engine_->FlushPages(1, brief)));
-  daemon_->Signal(SIGCONT);
-  EXPECT_TRUE(engine_->CancelPages(1).ok());
-  pages_->Overwrite();
-  EXPECT_FALSE(result.get().ok());
-  CheckStored("stop");
-
-  ASSERT_TRUE(client_->Clear(ns_).ok());
-  auto last = StartStore("kill", 2, PageStoreOptions::kAllLayers);
-  WaitForMoreThan(1);
-  daemon_->Signal(SIGSTOP);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(engine_->CancelPages(2, brief)));
-  Kill();
-  const absl::Status dead = engine_->CancelPages(2);
-  EXPECT_TRUE(dead.ok()) << dead;
-  EXPECT_FALSE(last.get().ok());
-}
-
-TEST_F(BusyPagesTest, UnregisteringAndLeavingWaitForReaders) {
-  auto result = StartStore("unregister", 1, PageStoreOptions::kAllLayers);
-  WaitForMoreThan(2);
-  ASSERT_TRUE(engine_->UnregisterMemory(registration_).ok());
-  pages_->Overwrite();
-  const auto stored = result.get();
-  ASSERT_TRUE(stored.ok()) << stored.status();
-  const std::size_t found = CheckStored("unregister");
-  EXPECT_EQ(found, stored->blocks_stored);
-  EXPECT_TRUE(absl::IsNotFound(engine_->StorePages(ns_, registration_, list_->blocks).status()));
-  // The client's end.
-  registration_ = Register(*engine_, ns_, *pages_);
-  ASSERT_TRUE(client_->Clear(ns_).ok());
-  auto left = StartStore("leave", 1, PageStoreOptions::kAllLayers);
-  WaitForMoreThan(1);
-  engine_.reset();
-  pages_->Overwrite();
-  EXPECT_EQ(left.wait_for(std::chrono::seconds(0)), std::future_status::ready);
-  CheckStored("leave");
-  EXPECT_TRUE(WaitForStat([](const ServerStat& s) { return s.sessions == 0; }));
-  EXPECT_TRUE(WaitUnmapped());
-}
-
-// All of this process's connections to a door; how many there were.
-int CutDoor(const std::string& path) {
-  int cut = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::stoi(entry.path().filename());
-    sockaddr_un peer{};
-    socklen_t bytes = sizeof(peer);
-    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &bytes) != 0) continue;
-    if (peer.sun_family != AF_UNIX || path != peer.sun_path) continue;
-    shutdown(fd, SHUT_RDWR);
-    ++cut;
-  }
-  return cut;
-}
-
-// The client left the door, and with that its session ended: it asks in another one whether
-// somebody reads.
-TEST_F(BusyPagesTest, ALostSessionIsAskedAboutInTheNextOne) {
-  auto result = StartStore("lost", 1, PageStoreOptions::kAllLayers);
-  WaitForMoreThan(2);
-  EXPECT_GE(CutDoor(DoorPath(socket())), 1);
-  const absl::Status free = engine_->CancelPages(1);
-  ASSERT_TRUE(free.ok()) << free;
-  pages_->Overwrite();
-  static_cast<void>(result.get());
-  CheckStored("lost");
-  EXPECT_TRUE(WaitForStat([](const ServerStat& s) { return s.sessions <= 1; }));
-  const absl::Status old = engine_->StorePages(ns_, registration_, list_->blocks).status();
-  EXPECT_TRUE(absl::IsAborted(old)) << old;
-  registration_ = Register(*engine_, ns_, *pages_);
-  pages_->FillAll(*sequence_, list_->pages);
-  const auto stored = engine_->StorePages(ns_, registration_, list_->blocks);
-  ASSERT_TRUE(stored.ok()) << stored.status();
-  EXPECT_EQ(stored->blocks_stored, 1u);
-}
-
-// Whoever notices it first, daemon or client.
-TEST_F(BusyPagesTest, AStoreThatMeetsTheEndOfItsSessionIsAborted) {
-  int aborted = 0;
-  for (int round = 0; round < 40; ++round) {
-    EXPECT_GE(CutDoor(DoorPath(socket())), 1);
-    const absl::Status status = engine_->StorePages(ns_, registration_, list_->blocks).status();
-    EXPECT_TRUE(status.ok() || absl::IsAborted(status) || absl::IsUnavailable(status)) << status;
-    aborted += absl::IsAborted(status) ? 1 : 0;
-    registration_ = Register(*engine_, ns_, *pages_);
-  }
-  EXPECT_GT(aborted, 0);
-}
-
-// Whatever the engine does to its pages: the daemon lives, and what it stores is well-formed.
-TEST_F(BusyPagesTest, ScribblingMakesGarbageOfOnesOwnAndNothingElse) {
-  std::atomic<bool> stop{false};
-  std::atomic<bool> wild{false};  // Infinities and NaN as well.
-  std::thread scribbler([&] {
-    std::mt19937_64 random(1);
-    const std::size_t words = pages_->bytes().size() / 8;
-    auto* const memory = reinterpret_cast<volatile std::uint64_t*>(pages_->bytes().data());
-    while (!stop) {
-      const std::uint64_t r = random();
-      memory[r % words] =
-          wild && r % 65536 == 0 ? 0x7C00'7E00'FC00'7BFFu : r & 0xBBFF'BBFF'BBFF'BBFFu;
-    }
-  });
-  const TileFormat format = FormatOf(spec_, spec_.groups[0]);
-  const RecordLayout layout = LayoutOf(format);
-  std::size_t tiles = 0;
-  std::size_t raws = 0;
-  std::size_t failed = 0;
-  for (std::uint32_t round = 0; round < ShortOrLong(4u, 100u); ++round) {
-    const std::string name = absl::StrCat("scribble", round);
-    wild = round % 2 == 1;
-    const auto stored = StartStore(name, 1, PageStoreOptions::kAllLayers).get();
-    ASSERT_TRUE(stored.ok()) << stored.status();
-    failed += stored->blocks_failed;
-    for (const auto& [where, page] : PagesOf(ns_, KeysOf(name, kBlocks))) {
-      const auto finite = [&](std::size_t begin, std::size_t end) {
-        for (std::size_t i = begin; i + 1 < end; i += 2) {
-          std::uint16_t half = 0;
-          std::memcpy(&half, page.data() + i, 2);
-          if ((half & 0x7C00) == 0x7C00) return false;
-        }
-        return true;
-      };
-      for (std::size_t at = 0; at < page.size();) {
-        const bool raw = static_cast<SlotKind>(page[at++]) == SlotKind::kRaw;
-        if (raw) {
-          EXPECT_TRUE(finite(at, at + RawBytes(format, 64)));
-          at += RawBytes(format, 64);
-          ++raws;
-        } else {
-          EXPECT_TRUE(finite(at + layout.k_scale, at + layout.v_codes));
-          EXPECT_TRUE(finite(at + layout.v_channel, at + layout.bytes));
-          at += layout.bytes;
-          ++tiles;
-        }
-      }
-    }
-    ASSERT_TRUE(client_->Clear(ns_).ok());
-  }
-  stop = true;
-  scribbler.join();
-  std::printf("%zu tiles, %zu raw heads, %zu blocks failed\n", tiles, raws, failed);
-  EXPECT_GT(tiles, 0u);
-  EXPECT_GT(failed, 0u);
-  EXPECT_TRUE(client_->Verify().ok());
-}
+}  // namespace
 
 void PagesTest::ExpectBadMemfdsAreRefused(const ClientNamespace& ns, const EnginePages& pages) {
   const auto registration_error = [&](const EngineGeometry& geometry) {
@@ -581,6 +223,8 @@ void PagesTest::ExpectBadMemfdsAreRefused(const ClientNamespace& ns, const Engin
   geometry.regions[0].fd = STDERR_FILENO;
   EXPECT_THAT(registration_error(geometry), HasSubstr("must be a memfd"));
 }
+
+namespace {
 
 TEST_F(PagesTest, WhatDoesNotFitIsRefusedByName) {
   Start({"--listen", "127.0.0.1:0", "--insecure"});

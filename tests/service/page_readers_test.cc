@@ -38,15 +38,15 @@ class PageReadersTest : public testing::Test {
 TEST_F(PageReadersTest, TheAnswerComesWhenTheLastReadEnds) {
   const auto one = Begin(1);
   const auto two = Begin(2);
-  ASSERT_TRUE(one->BeginRead());
-  ASSERT_TRUE(one->BeginRead());
-  ASSERT_TRUE(two->BeginRead());
+  ASSERT_TRUE(one->BeginRead().ok());
+  ASSERT_TRUE(one->BeginRead().ok());
+  ASSERT_TRUE(two->BeginRead().ok());
   std::optional<std::uint64_t> of_one;
   std::optional<std::uint64_t> of_both;
   readers_.Cancel("tenant", "s", {1}, Into(&of_one));
   readers_.Cancel("tenant", "s", {1, 2, 99}, Into(&of_both));
-  EXPECT_FALSE(one->BeginRead()) << "cancelled";
-  EXPECT_FALSE(two->BeginRead());
+  EXPECT_FALSE(one->BeginRead().ok()) << "cancelled";
+  EXPECT_FALSE(two->BeginRead().ok());
   one->EndRead();
   EXPECT_FALSE(of_one.has_value());
   one->EndRead();
@@ -59,13 +59,13 @@ TEST_F(PageReadersTest, TheAnswerComesWhenTheLastReadEnds) {
 TEST_F(PageReadersTest, WhatRestsIsAnsweredAtOnceAndStaysCancelled) {
   const auto store = Begin(1);
   const auto other = Begin(2);
-  ASSERT_TRUE(store->BeginRead());
+  ASSERT_TRUE(store->BeginRead().ok());
   store->EndRead();
   std::optional<std::uint64_t> answer;
   readers_.Cancel("tenant", "s", {1}, Into(&answer));
   EXPECT_EQ(answer, 1u);
-  EXPECT_FALSE(store->BeginRead());
-  EXPECT_TRUE(other->BeginRead());
+  EXPECT_FALSE(store->BeginRead().ok());
+  EXPECT_TRUE(other->BeginRead().ok());
   other->EndRead();
   std::optional<std::uint64_t> unknown;
   readers_.Cancel("tenant", "s", {7}, Into(&unknown));
@@ -85,21 +85,23 @@ TEST_F(PageReadersTest, StoresBelongToTenantSessionAndRegistration) {
   answer.reset();
   readers_.CancelRegistration(4, Into(&answer));
   EXPECT_EQ(answer, 0u);
-  ASSERT_TRUE(store->BeginRead()) << "none of these was it";
+  ASSERT_TRUE(store->BeginRead().ok()) << "none of these was it";
   answer.reset();
   readers_.CancelRegistration(5, Into(&answer));
   EXPECT_FALSE(answer.has_value());
   store->EndRead();
   EXPECT_EQ(answer, 1u);
+  EXPECT_EQ(store->BeginRead().code(), absl::StatusCode::kCancelled);
   const auto again = Begin(2, "s", 6);
   readers_.CancelSession("s");
-  EXPECT_FALSE(again->BeginRead());
+  EXPECT_EQ(again->BeginRead().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(store->BeginRead().code(), absl::StatusCode::kCancelled) << "the first reason stays";
 }
 
 // The session is gone, but not its read: whoever knows its id hears when it ends.
 TEST_F(PageReadersTest, AStoreOutlivesItsSession) {
   auto store = Begin(1);
-  ASSERT_TRUE(store->BeginRead());
+  ASSERT_TRUE(store->BeginRead().ok());
   readers_.CancelSession("s");
   std::optional<std::uint64_t> answer;
   readers_.Cancel("tenant", "s", {1}, Into(&answer));
@@ -122,7 +124,7 @@ TEST_F(PageReadersTest, ANumberIsUsedOnceAtATime) {
   EXPECT_EQ(readers_.stores(), 1u) << "the refused one took nothing along";
   store.reset();
   const auto next = Begin(1);
-  EXPECT_TRUE(next->BeginRead()) << "it is not cancelled";
+  EXPECT_TRUE(next->BeginRead().ok()) << "it is not cancelled";
   next->EndRead();
 }
 
@@ -136,7 +138,7 @@ TEST_F(PageReadersTest, NobodyReadsAfterTheAnswer) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 3; ++t) {
       threads.emplace_back([&] {
-        while (store->BeginRead()) {
+        while (store->BeginRead().ok()) {
           if (free.load()) ++wrong;
           ++reads;
           std::this_thread::yield();

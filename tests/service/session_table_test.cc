@@ -374,7 +374,7 @@ TEST_F(SharedMemoryTest, MemoryAndStoresAreThoseOfOneClientAndNamespace) {
   ASSERT_TRUE(store.ok()) << store.status();
   EXPECT_NE(store->memory->shared(0), nullptr);
   EXPECT_EQ(store->memory->shared(1), nullptr);
-  ASSERT_TRUE(store->reads->BeginRead());
+  ASSERT_TRUE(store->reads->BeginRead().ok());
 
   // Unregistered while it reads: the mapping stays as long, the answer comes then.
   std::optional<std::uint64_t> free;
@@ -383,7 +383,7 @@ TEST_F(SharedMemoryTest, MemoryAndStoresAreThoseOfOneClientAndNamespace) {
   EXPECT_EQ(table_->stats().shared_regions, 0u);
   EXPECT_FALSE(free.has_value());
   EXPECT_EQ(store->memory->shared(0)->data()[0], std::byte{0});
-  EXPECT_FALSE(store->reads->BeginRead());
+  EXPECT_FALSE(store->reads->BeginRead().ok());
   store->reads->EndRead();
   EXPECT_EQ(free, 1u);
 }
@@ -398,7 +398,8 @@ TEST_F(SharedMemoryTest, SessionsTakeTheirMemoryAndStoresAlong) {
   table_->ClientLeft(7);
   EXPECT_EQ(table_->stats().registrations, 0u);
   EXPECT_EQ(table_->stats().shared_regions, 0u);
-  EXPECT_FALSE(store->reads->BeginRead());
+  const absl::Status ended = store->reads->BeginRead();
+  EXPECT_EQ(ended.code(), absl::StatusCode::kAborted) << ended;
   EXPECT_FALSE(memory.expired()) << "somebody could be reading";
   *store = {};
   EXPECT_TRUE(memory.expired());

@@ -213,24 +213,23 @@ bool PageStorer::TakeOutcome(Running& running) {
     if (absl::IsAborted(status) || absl::IsNotFound(status)) {  // The session is another one.
       registrations_[static_cast<std::size_t>(running.space)].reset();
       ++did_["pages of another session"];
-    } else if (!absl::IsCancelled(status) || !running.withdrawn) {
+    } else {
       options_.failed(status, "store pages");
     }
   }
   Free(running);
   bool whole = result->ok();
   if (result->ok()) {
-    // Also without being asked for it: by the end of the session.
-    const bool given_up =
-        running.withdrawn ||
+    const bool ended =
         std::any_of((*result)->blocks.begin(), (*result)->blocks.end(),
-                    [](const StoreBlockResult& block) { return absl::IsCancelled(block.status); });
-    if (given_up && !running.withdrawn) ++did_["pages given up with their session"];
+                    [](const StoreBlockResult& block) { return absl::IsAborted(block.status); });
+    if (ended) ++did_["pages given up with their session"];
     for (const StoreBlockResult& block : (*result)->blocks) {
-      if (!block.status.ok() && !absl::IsCancelled(block.status)) {
+      const bool given_up = running.withdrawn && absl::IsCancelled(block.status);
+      if (!block.status.ok() && !given_up && !absl::IsAborted(block.status)) {
         options_.failed(block.status, "store pages block");
       }
-      if (block.outcome == StoreOutcome::kPartial && !given_up) {
+      if (block.outcome == StoreOutcome::kPartial) {
         Wrong(absl::StrCat("store pages: ", running.sequence, " owes layers of a whole store"));
       }
       whole = whole &&

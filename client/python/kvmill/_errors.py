@@ -71,7 +71,8 @@ class DeadlineExceededError(Error, TimeoutError):
 
 
 class CallCancelledError(Error):
-    """The client was closed while the call ran."""
+    """The client was closed while the call ran; of a block: its pages were flushed, cancelled or unregistered before it
+    was stored."""
 
 
 class AbortedError(Error):
