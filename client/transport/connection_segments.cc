@@ -16,6 +16,8 @@ constexpr std::size_t kHeadTagOffset = offsetof(SegmentHeader, head_tag);
 // Encrypted segments are staged: this many bytes stay in the second-level cache from the cipher to
 // the socket.
 constexpr std::size_t kSealedSegmentBytesMax = 256 << 10;
+// Clocks of two hosts run apart by less than one part in so many.
+constexpr std::int64_t kClocksDiffer = 1000;
 
 }  // namespace
 
@@ -237,7 +239,11 @@ bool ConnectionCore::OnMessage(const WireMessage& message) {
       if (found == started_.end()) return false;
       const std::shared_ptr<StartedCall> call = found->second;
       call->peer_ended = true;
-      End(call, absl::UnavailableError("the peer gave the call up"));
+      // Both sides have a timer for it; this side's may be the later one to be looked at.
+      const std::int64_t left = call->deadline_nanos - loop_->NowNanos();
+      End(call, left <= call->call.timeout_nanos / kClocksDiffer
+                    ? absl::DeadlineExceededError("no response in time")
+                    : absl::UnavailableError("the peer gave the call up"));
       CheckStarted(call);
       return false;
     }

@@ -226,6 +226,9 @@ class HostilePeer : public ConnectionOwner {
         ScriptedHandler::Echo(std::move(call));
     }
   }
+  // Time goes by, and this side has not looked at its timers yet.
+  void Pass(std::int64_t nanos) { loop_.clock.AdvanceNanos(nanos); }
+  const std::vector<CallResultPtr>& started() const { return started_; }
   bool ended() const { return ended_; }
   const absl::Status& why() const { return why_; }
   std::uint64_t* counter() { return &counter_; }
@@ -293,6 +296,27 @@ SegmentHeader Request(HostilePeer* peer, std::uint64_t call_id, std::uint64_t pa
   header.segment_bytes = segment_bytes;
   header.timeout_ms = 1000;
   return header;
+}
+
+// Whichever side looks at its timer first, it was the caller's deadline.
+TEST_P(HostilePeerTest, ACallThatThePeerGaveUpAtItsDeadlineHasThatForAReason) {
+  for (const auto& [passed_nanos, code] :
+       {std::pair(kSecond / 2, absl::StatusCode::kUnavailable),
+        {kSecond - kSecond / 500, absl::StatusCode::kUnavailable},
+        {kSecond - kSecond / 2000, absl::StatusCode::kDeadlineExceeded},
+        {kSecond, absl::StatusCode::kDeadlineExceeded},
+        {2 * kSecond, absl::StatusCode::kDeadlineExceeded}}) {
+    HostilePeer peer(1, GetParam());
+    peer.StartCall();
+    peer.Pass(passed_nanos);
+    SegmentHeader header = Request(&peer, 1, 0, 0, 0);
+    header.kind = SegmentKind::kEnded;
+    header.timeout_ms = 0;
+    peer.Say(header, false);
+    ASSERT_EQ(peer.started().at(0)->done.times(), 1);
+    EXPECT_EQ(peer.started()[0]->status().code(), code) << passed_nanos;
+    EXPECT_FALSE(peer.ended());
+  }
 }
 
 // What must end the connection, and with which code.
