@@ -2,12 +2,26 @@
 
 #include <sys/un.h>
 
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
+namespace {
+
+constexpr std::size_t kHostBytesMax = 253;  // Of a name in DNS.
+
+bool IsHostCharacter(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '.' || c == '_' ||
+         c == ':' || c == '%';
+}
+
+}  // namespace
 
 std::string HostPort::ToString() const {
   return is_ipv6() ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
@@ -15,8 +29,8 @@ std::string HostPort::ToString() const {
 
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
   const auto bad = [&](absl::string_view why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("address \"", text, "\": ", why, "; want HOST:PORT or [IPV6]:PORT"));
+    return absl::InvalidArgumentError(absl::StrCat("address \"", absl::CEscape(text), "\": ", why,
+                                                   "; want HOST:PORT or [IPV6]:PORT"));
   };
   absl::string_view host;
   absl::string_view port;
@@ -36,13 +50,25 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
     if (port.find(':') != absl::string_view::npos) return bad("an IPv6 address needs brackets");
   }
   if (host.empty()) return bad("no host");
+  if (host.size() > kHostBytesMax) {
+    return bad(absl::StrCat("host of ", host.size(), " bytes, want at most ", kHostBytesMax));
+  }
   for (const absl::string_view scheme : {"unix", "unix-abstract", "dns", "ipv4", "ipv6", "vsock"}) {
     // gRPC would take what follows for an address of that kind.
     if (host == scheme) return bad(absl::StrCat("\"", scheme, "\" is no host name"));
   }
+  const auto odd = std::find_if_not(host.begin(), host.end(), IsHostCharacter);
+  if (odd != host.end()) {
+    return bad(absl::StrCat("\"", absl::CEscape(absl::string_view(&*odd, 1)),
+                            "\" in the host: want letters, digits, '-', '.', '_', and ':' and '%' "
+                            "in brackets"));
+  }
   std::uint32_t number = 0;
-  if (port.empty() || port.size() > 5 || !absl::SimpleAtoi(port, &number) || number > 65535) {
-    return bad(absl::StrCat("port \"", port, "\" is not a number from 0 to 65535"));
+  // Digits alone: SimpleAtoi would take a sign and spaces as well.
+  if (port.empty() || port.size() > 5 ||
+      !std::all_of(port.begin(), port.end(), absl::ascii_isdigit) ||
+      !absl::SimpleAtoi(port, &number) || number > 65535) {
+    return bad(absl::StrCat("port \"", absl::CEscape(port), "\" is not a number from 0 to 65535"));
   }
   HostPort result;
   result.host = std::string(host);

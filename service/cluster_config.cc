@@ -22,6 +22,8 @@ namespace {
 constexpr absl::string_view kScheme = "etcd://";
 constexpr absl::string_view kDefaultPrefix = "/kvmill/";
 constexpr std::size_t kServersMax = 16;
+static_assert(kLeaseTtlMin == absl::Seconds(Membership::kLeaseSecondsMin) &&
+              kLeaseTtlMax == absl::Seconds(Membership::kLeaseSecondsMax));
 constexpr std::size_t kFileBytesMax = 1 << 20;
 
 absl::Status Wrong(absl::string_view option, absl::string_view value, absl::string_view what) {
@@ -38,6 +40,14 @@ absl::StatusOr<std::string> ReadFile(absl::string_view option, const std::string
     return Wrong(option, path, absl::StrCat("want a file with 1 to ", kFileBytesMax, " bytes"));
   }
   return text.str();
+}
+
+// A name that is part of a key, or of what people make paths of.
+absl::Status CheckPart(absl::string_view what, absl::string_view name) {
+  KVMILL_RETURN_IF_ERROR(CheckName(what, name));
+  if (name != "." && name != "..") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " \"", name, "\": want a name, which \".\" and \"..\" are not"));
 }
 
 bool IsWildcard(const std::string& host) {
@@ -90,7 +100,16 @@ absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text) {
   for (const absl::string_view server : absl::StrSplit(parts.first, ',')) {
     KVMILL_ASSIGN_OR_RETURN(const HostPort parsed, ParseHostPort(server));
     if (parsed.port == 0) {
-      return absl::InvalidArgumentError(absl::StrCat("server \"", server, "\": want a port"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("server \"", server, "\": want a port from 1 to 65535"));
+    }
+    const bool again =
+        std::any_of(address.servers.begin(), address.servers.end(), [&](const HostPort& other) {
+          return other.port == parsed.port && absl::EqualsIgnoreCase(other.host, parsed.host);
+        });
+    if (again) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("server \"", server, "\" is named twice: want each once"));
     }
     address.servers.push_back(parsed);
   }
@@ -99,12 +118,17 @@ absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text) {
         absl::StrCat(address.servers.size(), " servers: want at most ", kServersMax));
   }
   address.prefix = std::string(kDefaultPrefix);
+  if (!absl::StrContains(text.substr(kScheme.size()), '/')) return address;
   const absl::string_view path = absl::StripSuffix(parts.second, "/");
-  if (!path.empty()) {
-    for (const absl::string_view name : absl::StrSplit(path, '/')) {
-      KVMILL_RETURN_IF_ERROR(CheckName("part of the prefix", name));
-    }
-    address.prefix = absl::StrCat("/", path, "/");
+  for (const absl::string_view name : absl::StrSplit(path, '/')) {
+    KVMILL_RETURN_IF_ERROR(CheckPart("part of the prefix", name));
+  }
+  address.prefix = absl::StrCat("/", path, "/");
+  const std::size_t prefix_bytes_max =
+      Registry::kKeyBytesMax - MemberKey("", std::string(kNameBytesMax, 'n')).size();
+  if (address.prefix.size() > prefix_bytes_max) {
+    return absl::InvalidArgumentError(absl::StrCat("prefix of ", address.prefix.size(),
+                                                   " bytes: want at most ", prefix_bytes_max));
   }
   return address;
 }
@@ -170,19 +194,11 @@ absl::Status CheckCluster(const Config& config) {
       return Wrong(name, absl::FormatDuration(value), "want whole seconds");
     }
   }
-  if (config.peer_timeout < kPeerTimeoutMin) {
-    return Wrong("peer-timeout", absl::FormatDuration(config.peer_timeout),
-                 absl::StrCat("want at least ", absl::FormatDuration(kPeerTimeoutMin)));
-  }
-  if (config.lease_ttl < absl::Seconds(Membership::kLeaseSecondsMin)) {
-    return Wrong("lease-ttl", absl::FormatDuration(config.lease_ttl),
-                 absl::StrCat("want at least ", Membership::kLeaseSecondsMin, "s"));
-  }
-  if (const absl::Status id = CheckName("node id", NodeIdOf(config)); !id.ok()) {
+  if (const absl::Status id = CheckPart("node id", NodeIdOf(config)); !id.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--node-id: ", id.message()));
   }
   if (const absl::Status zone =
-          config.zone.empty() ? absl::OkStatus() : CheckName("zone", config.zone);
+          config.zone.empty() ? absl::OkStatus() : CheckPart("zone", config.zone);
       !zone.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--zone: ", zone.message()));
   }

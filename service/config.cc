@@ -89,19 +89,19 @@ Option OneOf(const char* name, const char* help, std::vector<std::string> allowe
           [member](const Config& c) { return c.*member; }};
 }
 
-Option Time(const char* name, const char* help, absl::Duration max,
+Option Time(const char* name, const char* help, absl::Duration min, absl::Duration max,
             absl::Duration Config::*member) {
-  return {
-      {name, "DURATION", help},
-      [member, max](absl::string_view value, Config* c) -> absl::Status {
-        KVMILL_ASSIGN_OR_RETURN(const absl::Duration time, ParseDuration(value));
-        if (time > max) {
-          return absl::InvalidArgumentError(absl::StrCat("want 0 to ", absl::FormatDuration(max)));
-        }
-        c->*member = time;
-        return absl::OkStatus();
-      },
-      [member](const Config& c) { return absl::FormatDuration(c.*member); }};
+  return {{name, "DURATION", help},
+          [member, min, max](absl::string_view value, Config* c) -> absl::Status {
+            KVMILL_ASSIGN_OR_RETURN(const absl::Duration time, ParseDuration(value));
+            if (time < min || time > max) {
+              return absl::InvalidArgumentError(absl::StrCat("want ", absl::FormatDuration(min),
+                                                             " to ", absl::FormatDuration(max)));
+            }
+            c->*member = time;
+            return absl::OkStatus();
+          },
+          [member](const Config& c) { return absl::FormatDuration(c.*member); }};
 }
 
 absl::Status SetDevice(absl::string_view value, Config* c) {
@@ -163,13 +163,13 @@ const std::vector<Option>& Options() {
            &Config::zone),
       Address("advertise", "Where peers reach --listen; none: as --listen says. Port 0: its port.",
               &Config::advertise),
-      Time("lease-ttl", "Time after which a node that died is gone from the cluster.", kLeaseTtlMax,
-           &Config::lease_ttl),
+      Time("lease-ttl", "Time after which a node that died is gone from the cluster.", kLeaseTtlMin,
+           kLeaseTtlMax, &Config::lease_ttl),
       Time("member-grace",
            "Time that members are kept when more than a third vanish within one --lease-ttl.",
-           kMemberGraceMax, &Config::member_grace),
-      Time("peer-timeout", "Time that a lookup waits for other nodes.", kPeerTimeoutMax,
-           &Config::peer_timeout),
+           absl::ZeroDuration(), kMemberGraceMax, &Config::member_grace),
+      Time("peer-timeout", "Time that a lookup waits for other nodes.", kPeerTimeoutMin,
+           kPeerTimeoutMax, &Config::peer_timeout),
       Text("etcd-ca", "FILE", "PEM authority of etcd's servers; none: no TLS.", &Config::etcd_ca),
       Text("etcd-cert", "FILE", "PEM certificate that etcd gets.", &Config::etcd_cert),
       Text("etcd-key", "FILE", "PEM key of that certificate.", &Config::etcd_key),
@@ -204,10 +204,10 @@ const std::vector<Option>& Options() {
          return absl::OkStatus();
        },
        [](const Config& c) { return c.eviction_policy; }},
-      Time("drain-timeout", "Time that calls in flight get at shutdown.", kDrainTimeoutMax,
-           &Config::drain_timeout),
+      Time("drain-timeout", "Time that calls in flight get at shutdown.", absl::ZeroDuration(),
+           kDrainTimeoutMax, &Config::drain_timeout),
       Time("session-grace", "Time to resume a remote session whose stream broke, before it ends.",
-           kSessionGraceMax, &Config::session_grace),
+           absl::ZeroDuration(), kSessionGraceMax, &Config::session_grace),
   };
   return *options;
 }

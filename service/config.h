@@ -22,6 +22,7 @@ inline constexpr std::uint64_t kGpuBytesMin = std::uint64_t{64} << 20;  // Unles
 
 inline constexpr absl::Duration kDrainTimeoutMax = absl::Hours(1);
 inline constexpr absl::Duration kSessionGraceMax = absl::Hours(1);
+inline constexpr absl::Duration kLeaseTtlMin = absl::Seconds(2);
 inline constexpr absl::Duration kLeaseTtlMax = absl::Minutes(10);
 inline constexpr absl::Duration kMemberGraceMax = absl::Hours(1);
 inline constexpr absl::Duration kPeerTimeoutMin = absl::Milliseconds(10);

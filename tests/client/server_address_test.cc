@@ -20,12 +20,37 @@ TEST(ServerAddressTest, AcceptsUnixPathsNamesAndBothAddressFamilies) {
 }
 
 TEST(ServerAddressTest, RefusesWhatIsAmbiguousOrIncomplete) {
-  for (const char* text : {"", "localhost", ":7600", "localhost:", "localhost:65536",
-                           "localhost:-1", "localhost:7600x", "::1:7600", "fe80::1", "[::1]",
-                           "[::1", "[::1]7600", "[localhost]:7600", "unix:", "dns:80", "ipv4:80"}) {
+  for (const char* text : {"",
+                           "localhost",
+                           ":7600",
+                           "localhost:",
+                           "localhost:65536",
+                           "localhost:-1",
+                           "localhost:7600x",
+                           "::1:7600",
+                           "fe80::1",
+                           "[::1]",
+                           "[::1",
+                           "[::1]7600",
+                           "[localhost]:7600",
+                           "unix:",
+                           "dns:80",
+                           "ipv4:80",
+                           "h:+5",
+                           "h: 5",
+                           "h:5 ",
+                           "h:",
+                           "a b:5",
+                           "h\n:5",
+                           "h/x:5",
+                           "u@h:5",
+                           "h,i:5",
+                           "[::1 ]:5"}) {
     EXPECT_EQ(ParseServerAddress(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
   EXPECT_EQ(ParseHostPort("unix:80").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(ParseHostPort(std::string(253, 'h') + ":1").ok());
+  EXPECT_FALSE(ParseHostPort(std::string(254, 'h') + ":1").ok());
   EXPECT_FALSE(ParseServerAddress("unix:/" + std::string(200, 'p')).ok());
 }
 

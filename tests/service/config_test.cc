@@ -208,6 +208,13 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
   EXPECT_THAT(check({{"socket", std::string(200, 's')}}), HasSubstr("200 bytes, want 1 to 102"));
 }
 
+// A cluster's address with a prefix of so many bytes between its slashes, in parts that are names.
+std::string LongPrefix(std::size_t bytes) {
+  std::string prefix(bytes, 'p');
+  for (std::size_t at = 60; at + 1 < bytes; at += 60) prefix[at] = '/';
+  return "etcd://h:1/" + prefix;
+}
+
 TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
   using Options = std::vector<std::pair<std::string, std::string>>;
   const std::string dir = ::testing::TempDir();
@@ -245,17 +252,31 @@ TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
       {{{"cluster", "etcd://h:1,"}}, "cluster \"etcd://h:1,\": "},
       {{{"cluster", "etcd://h:0"}}, "server \"h:0\": want a port"},
       {{{"cluster", "etcd://::1:2"}}, "cluster \"etcd://::1:2\": "},
+      {{{"cluster", "etcd://h:+5"}}, "port \"+5\" is not a number from 0 to 65535"},
+      {{{"cluster", "etcd://h: 5"}}, "port \" 5\" is not a number from 0 to 65535"},
+      {{{"cluster", "etcd://h:5 ,i:5"}}, "port \"5 \" is not a number from 0 to 65535"},
+      {{{"cluster", "etcd://h i:5"}}, "address \"h i:5\": \" \" in the host"},
+      {{{"cluster", "etcd://h:1,i:1,H:1"}}, "server \"H:1\" is named twice"},
       {{{"cluster", "etcd://h:1/a//b"}}, "part of the prefix \"\""},
+      {{{"cluster", "etcd://h:1/"}}, "part of the prefix \"\""},
+      {{{"cluster", "etcd://h:1//"}}, "part of the prefix \"\""},
+      {{{"cluster", "etcd://h:1/a b"}}, "part of the prefix \"a b\": want 1 to 64"},
+      {{{"cluster", "etcd://h:1/a/.."}}, "part of the prefix \"..\": want a name"},
+      {{{"cluster", LongPrefix(440)}}, "prefix of 442 bytes: want at most 440"},
       {{{"cluster", "etcd://u:secret@h:1"}}, "cluster \"etcd://...@h:1\": users are not part"},
       {{{"listen", ""}}, "needs --listen HOST:PORT"},
       {{{"listen", "0.0.0.0:7600"}}, "--listen 0.0.0.0:7600: peers cannot reach a wildcard"},
       {{{"listen", "[::]:7600"}}, "say --advertise HOST:PORT"},
       {{{"advertise", "0.0.0.0:1"}}, "--advertise 0.0.0.0:1: peers cannot reach a wildcard"},
+      {{{"advertise", "a b:5"}}, "advertise \"a b:5\": address \"a b:5\": \" \" in the host"},
+      {{{"advertise", "a:+5"}}, "advertise \"a:+5\": address \"a:+5\": port \"+5\""},
+      {{{"node-id", ".."}}, "--node-id: node id \"..\": want a name"},
+      {{{"zone", "."}}, "--zone: zone \".\": want a name"},
       {{{"node-id", "node/1"}}, "--node-id: node id \"node/1\": want 1 to 64"},
       {{{"zone", "a b"}}, "--zone: zone \"a b\""},
-      {{{"lease-ttl", "1s"}}, "--lease-ttl 1s: want at least 2s"},
+      {{{"lease-ttl", "1s"}}, "lease-ttl \"1s\": want 2s to 10m"},
       {{{"lease-ttl", "2500ms"}}, "--lease-ttl 2.5s: want whole seconds"},
-      {{{"lease-ttl", "11m"}}, "want 0 to 10m"},
+      {{{"lease-ttl", "1h"}}, "lease-ttl \"1h\": want 2s to 10m"},
       {{{"member-grace", "2h"}}, "want 0 to 1h"},
       {{{"peer-timeout", "11s"}}, "want 0 to 10s"},
       {{{"peer-timeout", "9ms"}}, "--peer-timeout 9ms: want at least 10ms"},
@@ -282,6 +303,8 @@ TEST(ConfigTest, ServersAndPrefixOfACluster) {
   EXPECT_EQ(cluster->servers[1].ToString(), "[fd00::1]:2379");
   EXPECT_EQ(cluster->prefix, "/x/y/");
   EXPECT_EQ(ParseCluster("etcd://a:1")->prefix, "/kvmill/");
+  EXPECT_EQ(ParseCluster("etcd://a:1,a:2,[fd00::1]:1")->servers.size(), 3u);
+  EXPECT_TRUE(ParseCluster(LongPrefix(438)).ok());
   EXPECT_TRUE(ParseCluster("none")->servers.empty());
 }
 
