@@ -103,7 +103,8 @@ void EtcdCalls::Tried(Registry::CallId id, std::uint64_t tries, const grpc::Stat
     servers_->Answered(call.server_index);
     return Finish(id, absl::OkStatus());
   }
-  const absl::Status error = FromEtcd(status, (*servers_)[call.server_index].name);
+  const EtcdServer& server = (*servers_)[call.server_index];
+  const absl::Status error = FromEtcd(status, server.name, server.tls);
   if (error.code() == absl::StatusCode::kUnauthenticated && call.wants_token && !user_.empty() &&
       !std::exchange(call.authenticated_again, true)) {
     TokenRefused(call.token);

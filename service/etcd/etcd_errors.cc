@@ -14,17 +14,26 @@ constexpr absl::string_view kWantsToken[] = {
 };
 constexpr absl::string_view kAuthNotEnabled = "etcdserver: authentication is not enabled";
 constexpr absl::string_view kPermissionDenied = "etcdserver: permission denied";
+// gRPC's, for a peer that hung up instead of answering.
+constexpr absl::string_view kHungUp[] = {"Socket closed", "Connection reset by peer"};
 constexpr absl::string_view kInvalidToken = "etcdserver: invalid auth token";
 
 }  // namespace
 
-absl::Status FromEtcd(const grpc::Status& status, absl::string_view server) {
+absl::Status FromEtcd(const grpc::Status& status, absl::string_view server, bool tls) {
   if (status.ok()) return absl::OkStatus();
   auto code = static_cast<absl::StatusCode>(status.error_code());  // The same numbers.
   for (absl::string_view text : kWantsToken) {
     if (status.error_message() == text) code = absl::StatusCode::kUnauthenticated;
   }
-  return absl::Status(code, absl::StrCat("etcd ", server, ": ", status.error_message()));
+  absl::string_view hint;
+  for (absl::string_view text : kHungUp) {
+    if (!tls && code == absl::StatusCode::kUnavailable &&
+        absl::StrContains(status.error_message(), text)) {
+      hint = " (if it wants TLS: --etcd-ca FILE)";
+    }
+  }
+  return absl::Status(code, absl::StrCat("etcd ", server, ": ", status.error_message(), hint));
 }
 
 absl::Status FromCancelReason(absl::string_view reason, absl::string_view server) {

@@ -58,6 +58,7 @@ absl::StatusOr<std::unique_ptr<EtcdServers>> EtcdServers::Create(const EtcdOptio
   for (const HostPort& address : options.servers) {
     EtcdServer server;
     server.name = address.ToString();
+    server.tls = !options.ca_pem.empty();
     const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
         absl::StrCat("dns:///", server.name), credentials, ChannelArguments());
     server.kv = etcdserverpb::KV::NewStub(channel);

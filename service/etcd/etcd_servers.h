@@ -28,6 +28,7 @@ struct EtcdOptions {
 
 struct EtcdServer {
   std::string name;  // "HOST:PORT".
+  bool tls = false;
   std::unique_ptr<etcdserverpb::KV::Stub> kv;
   std::unique_ptr<etcdserverpb::Lease::Stub> lease;
   std::unique_ptr<etcdserverpb::Watch::Stub> watch;

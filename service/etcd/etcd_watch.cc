@@ -40,9 +40,9 @@ void EtcdWatch::Open(EtcdServer& server, std::shared_ptr<grpc::ClientContext> co
   Stream::Calls calls;
   calls.read = [post](bool ok) { post([ok](EtcdWatch& watch) { watch.Read(ok); }); };
   calls.wrote = [post](bool) { post([](EtcdWatch& watch) { watch.writing_ = false; }); };
-  calls.ended = [post, inbox = inbox_](const grpc::Status& status) {
-    post([status](EtcdWatch& watch) {
-      const absl::Status error = FromEtcd(status, watch.server_);
+  calls.ended = [post, inbox = inbox_, tls = server.tls](const grpc::Status& status) {
+    post([status, tls](EtcdWatch& watch) {
+      const absl::Status error = FromEtcd(status, watch.server_, tls);
       watch.Break(!error.ok() ? error
                               : absl::UnavailableError(absl::StrCat("etcd ", watch.server_,
                                                                     ": ended the watch's stream")));
