@@ -135,6 +135,11 @@ TEST(MapCodecTest, RepliesThatDoNotFitAreRefused) {
       {[](v1::MapReply& r) { r.set_run_offset_bytes(0, ~std::uint64_t{0}); }, "run_offset_bytes"},
       {[](v1::MapReply& r) { r.set_run_stride_bytes(0, 0xFFFFFFFF); }, "run_offset_bytes"},
       {[](v1::MapReply& r) { r.set_run_page_bytes(0, 0); }, "run_offset_bytes"},
+      // Headers of pages are read as aligned memory.
+      {[](v1::MapReply& r) { r.set_run_offset_bytes(0, r.run_offset_bytes(0) + 8); },
+       "run_offset_bytes"},
+      {[](v1::MapReply& r) { r.set_run_stride_bytes(0, r.run_stride_bytes(0) + 8); },
+       "run_stride_bytes"},
       {[](v1::MapReply& r) { r.set_run_generation_offset_bytes(0, 65); }, "generation_offset"},
       {[](v1::MapReply& r) { r.set_run_generation_offset_bytes(0, kArenaBytes - 8); },
        "generation_offset"},

@@ -160,6 +160,19 @@ LyingDaemon::LyingDaemon(const std::string& real_socket, const std::string& real
     : real_local_(RawChannel("unix:" + real_socket)),
       real_tcp_(RawChannel(real_tcp)),
       mutator_(seed) {
+  Serve(real_socket, socket);
+}
+
+LyingDaemon::LyingDaemon(const std::string& real_socket, const std::string& real_tcp,
+                         const std::string& socket, Script script)
+    : real_local_(RawChannel("unix:" + real_socket)),
+      real_tcp_(RawChannel(real_tcp)),
+      script_(std::move(script)),
+      mutator_(1) {
+  Serve(real_socket, socket);
+}
+
+void LyingDaemon::Serve(const std::string& real_socket, const std::string& socket) {
   EXPECT_EQ(symlink(DoorPath(real_socket).c_str(), DoorPath(socket).c_str()), 0);
   grpc::ServerBuilder builder;
   int port = 0;
@@ -181,6 +194,7 @@ grpc::ServerGenericBidiReactor* LyingDaemon::CreateReactor(
 
 std::vector<std::string> LyingDaemon::InsteadOf(const std::string& method, std::string reply) {
   MutexLock lock(mu_);
+  if (script_ != nullptr) return script_(method, std::move(reply));
   if (!mutator_.OneIn(4)) return {std::move(reply)};
   lies_.fetch_add(1);
   switch (mutator_.Below(12)) {
@@ -215,6 +229,7 @@ std::vector<std::string> LyingDaemon::InsteadOf(const std::string& method, std::
 }
 
 bool LyingDaemon::InsteadOf(grpc::Status* status) {
+  if (script_ != nullptr) return true;
   MutexLock lock(mu_);
   if (mutator_.OneIn(30)) {
     lies_.fetch_add(1);

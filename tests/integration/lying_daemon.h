@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,12 +19,19 @@
 namespace kvmill::testing {
 
 // Serves a unix socket, whose door is the daemon's own, and a port of 127.0.0.1. Replies are
-// changed field by field, damaged, dropped and repeated; statuses are others, or never come.
+// changed field by field, damaged, dropped and repeated; statuses are others, or never come. Or
+// replies are what a test makes of them, and nothing else is changed.
 class LyingDaemon final : public grpc::CallbackGenericService {
  public:
+  // What is sent instead of a reply of the method, as "/kvmill.v1.Cache/Fetch". One at a time.
+  using Script =
+      std::function<std::vector<std::string>(const std::string& method, std::string reply)>;
+
   // The daemon's socket and address; where this one's socket will be.
   LyingDaemon(const std::string& real_socket, const std::string& real_tcp,
               const std::string& socket, std::uint64_t seed);
+  LyingDaemon(const std::string& real_socket, const std::string& real_tcp,
+              const std::string& socket, Script script);
   ~LyingDaemon() override;
 
   const std::string& tcp_address() const { return tcp_address_; }
@@ -41,8 +49,11 @@ class LyingDaemon final : public grpc::CallbackGenericService {
   }
 
  private:
+  void Serve(const std::string& real_socket, const std::string& socket);
+
   const std::shared_ptr<grpc::Channel> real_local_;
   const std::shared_ptr<grpc::Channel> real_tcp_;
+  const Script script_;  // Null: random lies.
   std::string tcp_address_;
   std::atomic<std::uint64_t> lies_{0};
   Mutex mu_;

@@ -187,5 +187,43 @@ TEST(DataPlaneHostileTest, HeadersEndAsDocumentedAndLeaveNothing) {
   }
 }
 
+// Numbers that would be others if they were cut to the width of their place.
+TEST(DataPlaneHostileTest, LayerGroupsAreNotTakenModuloAnything) {
+  World world(1, true, 1);
+  std::vector<std::pair<std::uint32_t, absl::Status>> answers;
+  bool asked = false;
+  EXPECT_TRUE(world.Run(
+      [&] { return answers.size() == 3; },
+      [&] {
+        World::Peer& peer = world.peer(0);
+        world.Connect(peer);
+        if (peer.connection == nullptr || std::exchange(asked, true)) return;
+        for (const std::uint32_t group : {0u, 1u, 256u}) {
+          v1::DataRequest request;
+          v1::DataDurable& durable = *request.mutable_durable();
+          durable.set_fingerprint(std::string(AsBytes(world.space(Space::kRaw).fingerprint)));
+          durable.add_keys("a key");
+          durable.add_groups(group);
+          Call call;
+          call.header.resize(request.ByteSizeLong());
+          request.SerializeToArray(call.header.data(), static_cast<int>(call.header.size()));
+          call.timeout_nanos = 60 * kSecond;
+          call.done = [&answers, group](const absl::StatusOr<Response>& r) {
+            answers.emplace_back(group, r.status());
+          };
+          peer.connection->Start(std::move(call));
+        }
+      }));
+  for (const auto& [group, status] : answers) {
+    const bool exists = group == 0;
+    EXPECT_EQ(status.code() == absl::StatusCode::kInvalidArgument, !exists) << status;
+    if (!exists) {
+      EXPECT_EQ(std::string(status.message()),
+                absl::StrCat("layer group ", group, ", want below 1"));
+    }
+  }
+  world.Finish();
+}
+
 }  // namespace
 }  // namespace kvmill::testing

@@ -106,6 +106,40 @@ std::map<std::string, std::uint64_t> PlaySeeds(int seeds, bool plaintext,
   return did;
 }
 
+// A reply has room for 4 MiB and for the list of its pages: what it leaves out is asked for again,
+// from the middle of a block as well. Each page comes once, and each miss is one.
+TEST(DataPlaneTest, WhatAReplyHasNoRoomForIsAskedForAgain) {
+  World world(first_seed, true, 1);
+  const std::vector<std::string> names = {"a", "b", "c", "d"};
+  const auto fetch_many = [&](Space space, std::uint64_t missing) {
+    // 140 blocks. The first misses make the list longer, by different lengths: it ends elsewhere.
+    std::vector<std::string> sequences;
+    for (std::uint64_t i = 0; i < missing; ++i) sequences.push_back(absl::StrCat("miss", i));
+    while (sequences.size() < 28) sequences.push_back(names[sequences.size() % names.size()]);
+    world.Fetch(world.peer(0), space, sequences);
+  };
+  int step = 0;
+  EXPECT_TRUE(world.Run([&] { return step == 10 && world.running() == 0; },
+                        [&] {
+                          World::Peer& peer = world.peer(0);
+                          world.Connect(peer);
+                          if (peer.connection == nullptr || world.running() > 0 || step == 10)
+                            return;
+                          if (++step <= 2) {
+                            const Space space = step == 1 ? Space::kTiles : Space::kRaw;
+                            for (const std::string& name : names) {
+                              world.Store(peer, space, name, {}, /*encode=*/false);
+                            }
+                          } else {
+                            fetch_many(step % 2 == 0 ? Space::kTiles : Space::kRaw,
+                                       static_cast<std::uint64_t>(step - 3) / 2);
+                          }
+                        }));
+  // Of the fetches: all blocks that are there, in both spaces with 0 to 3 sequences missing.
+  EXPECT_EQ(world.did().at("fetched blocks"), 2 * 5 * (28 + 27 + 26 + 25u));
+  world.Finish();
+}
+
 TEST(DataPlaneTest, AGoodNetworkFailsNothing) {
   auto did = PlaySeeds(20, false, {});
   EXPECT_GE(did["ok"], did["store"] + did["fetch"]);
