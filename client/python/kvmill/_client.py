@@ -104,23 +104,31 @@ class Client(_Base):
         self._abandoned: List[_native.Queue] = []  # Of calls that a signal interrupted, and that may still run.
 
     def _run(self, call: Call[T]) -> T:
+        self._forget_ended()
         try:
             queue = self._idle.pop() if self._pid == os.getpid() else _native.Queue()
         except IndexError:
             queue = _native.Queue()
-        call.start(queue)
         try:
+            call.start(queue)
             event = queue.take(-1)
         except BaseException:
-            # What the call borrowed stays pinned by the queue until it ends.
-            self._abandoned = [q for q in self._abandoned if q.running] + [queue]
+            # What the call borrowed stays pinned by the queue until it ends. Not used again: its event is still to come.
+            if queue.running:
+                self._abandoned.append(queue)
             raise
         self._idle.append(queue)
         return _calls.finish(event, call.convert)
 
+    def _forget_ended(self) -> None:
+        for queue in list(self._abandoned):  # Mostly none.
+            if not queue.running and queue in self._abandoned:
+                self._abandoned.remove(queue)
+
     def close(self) -> None:
         """Ends what runs (CallCancelledError) and closes the connection. May be called again, and from any thread."""
         self._native.close()
+        self._forget_ended()
         _open.discard(self)
 
     def __enter__(self) -> "Client":
@@ -221,7 +229,9 @@ class Client(_Base):
 
         Pages are free, that is, nobody reads them and nobody will, when this returns, or raises anything but
         DeadlineExceededError; and when flush_pages, flush_blocks, cancel_pages or unregister_memory return. Until then
-        values that are ready must stay. Results as those of `store`; blocks that were given up have CallCancelledError.
+        values that are ready must stay. Results as those of `store`; blocks that were given up by one of these have
+        CallCancelledError, with wait_durable also those that cancel_pages found stored and not durable yet; AbortedError:
+        the session ended in the middle, register the memory again.
         """
         return self._run(
             _calls.store_pages(self._native, ns, registration, blocks, request, ready_layers, wait_durable, timeout))

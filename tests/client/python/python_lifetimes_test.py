@@ -147,9 +147,34 @@ class LifetimesTest(Case):
             gc.collect()
             self.assertIsNotNone(alive())
             self.client.close()
-        del self.client._abandoned[:]  # pylint: disable=protected-access
         gc.collect()
         self.assertIsNone(alive())
+
+    def test_what_ctrl_c_left_behind_goes_when_its_call_has_ended(self):
+        ns = self.open()
+        self.put(ns, b"key", gaussian(1))
+        for number in range(5):
+            out = ns.empty(1)
+            alive = weakref.ref(out[0][0][0])
+            with self.stopped():
+                timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+                begin = time.monotonic()
+                with self.assertRaises(KeyboardInterrupt):
+                    timer.start()
+                    self.client.fetch(ns, [b"key"], out, timeout=60)
+                self.assertLess(time.monotonic() - begin, 5, "it waited for the call")
+                timer.join()
+                del out
+                gc.collect()
+                self.assertIsNotNone(alive(), number)
+            for _ in range(1000):
+                self.client.stat()  # The client goes on.
+                gc.collect()
+                if alive() is None:
+                    break
+                time.sleep(0.01)
+            self.assertIsNone(alive(), "the memory is still pinned")
+        self.assertLess(relative_error(gaussian(1), self.get(ns, b"key")), 0.35)
 
     def test_many_clients_leave_nothing_behind(self):
         def cycle(count):
@@ -292,6 +317,26 @@ class AsyncTest(Case):
             self.fail("the memory is still pinned")
 
         self.run_async(body)
+
+    def test_ctrl_c_ends_the_loop_at_once(self):
+        ns = self.open()
+        out = ns.empty(1)
+        alive = weakref.ref(out[0][0][0])
+
+        async def body(client):
+            await client.fetch(ns, [b"key"], out)
+
+        with self.stopped():
+            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            begin = time.monotonic()
+            timer.start()
+            with self.assertRaises(KeyboardInterrupt):
+                self.run_async(body)
+            self.assertLess(time.monotonic() - begin, 10, "it waited for the call")
+            timer.join()
+        del out, body
+        gc.collect()
+        self.assertIsNone(alive())
 
     def test_closing_cancels_what_is_in_flight(self):
         async def run():
