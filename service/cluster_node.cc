@@ -55,8 +55,8 @@ void LogChanges(const MembershipSnapshot& before, const MembershipSnapshot& now,
                             " s, unless they come back"));
   }
   if (now.version != before.version) {
-    LogInfo(
-        absl::StrCat("cluster: members: ", now.members.size(), ", serving: ", ServingCount(now)));
+    LogInfo(absl::StrCat("cluster: nodes registered in etcd: ", now.members.size(),
+                         ", of which serve: ", ServingCount(now)));
   }
 }
 

@@ -1,5 +1,6 @@
 // cluster: who is in the cluster, and where in it blocks are, as a daemon knows it.
 #include <cstdint>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -35,6 +36,10 @@ constexpr const char* kWhereHelp =
     "KEY is that first block.\n"
     "  holders: told = false: a home says that the node did\n";
 
+constexpr const char* kAlone = "this node is alone: its kvmilld was started without --cluster";
+
+bool IsAlone(const ClusterStatus& status) { return status.node_id.empty(); }
+
 const char* StateOf(const ClusterMember& member) {
   return member.draining ? "draining" : "serving";
 }
@@ -67,11 +72,15 @@ absl::Status PrintStatus(const CommonFlags& common) {
                {"members", MembersJson(status.members)}});
     return absl::OkStatus();
   }
+  if (IsAlone(status)) {
+    std::cout << kAlone << std::endl;
+    return absl::OkStatus();
+  }
   Report report;
-  report.Add("node", status.node_id.empty() ? "-" : status.node_id, status.registration);
+  report.Add("node", status.node_id, status.registration);
   report.Add("members", HumanCount(status.members.size()),
              status.keeping ? "some are kept although etcd has lost them"
-             : status.stale ? "etcd may know better"
+             : status.stale ? "as etcd last told; it is silent"
                             : "");
   if (!status.problem.empty()) report.Add("problem", status.problem);
   report.Print();
@@ -83,6 +92,10 @@ absl::Status PrintMembers(const CommonFlags& common) {
   KVMILL_ASSIGN_OR_RETURN(const ClusterStatus status, client->Cluster());
   if (common.json) {
     PrintJson({{"members", MembersJson(status.members)}});
+    return absl::OkStatus();
+  }
+  if (IsAlone(status)) {
+    std::cout << kAlone << std::endl;
     return absl::OkStatus();
   }
   Table table({{"id", Table::Align::kLeft},

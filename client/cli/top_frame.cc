@@ -210,10 +210,16 @@ class Frame {
       return view_.rates ? BytesPerSecond(((*view_.rates).*rates).at({t.path, t.transport})) : "-";
     };
     for (const TransferUsage& t : view_.stat->transfers) {
+      // Blocks are mapped, never stored that way; engines' pages are stored from, never fetched to.
       const bool maps = t.path == "map";
-      Line(absl::StrCat(t.path, " ", t.transport),
-           maps ? "" : absl::StrCat("in ", rate(&TopRates::bytes_in, t)),
-           {absl::StrCat("out ", rate(&TopRates::bytes_out, t), maps ? " leased" : "")});
+      const std::string in = maps ? "" : absl::StrCat("in ", rate(&TopRates::bytes_in, t));
+      const std::string out =
+          absl::StrCat("out ", rate(&TopRates::bytes_out, t), maps ? " leased" : "");
+      if (t.path == "pages") {
+        Line(absl::StrCat(t.path, " ", t.transport), in);
+      } else {
+        Line(absl::StrCat(t.path, " ", t.transport), in, {out});
+      }
     }
   }
 

@@ -20,8 +20,8 @@ struct Ended {
 
 Ended RunExample(const std::string& name, const std::string& address) {
   Ended ended;
-  const std::string command =
-      std::string(KVMILL_EXAMPLES_DIR) + "/" + name + " '" + address + "' 2>&1";
+  const std::string command = std::string(KVMILL_EXAMPLES_DIR) + "/" + name +
+                              (address.empty() ? "" : " '" + address + "'") + " 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return ended;
   char buffer[4096];
@@ -61,6 +61,16 @@ TEST_P(StoreAndFetchTest, WithoutADaemonTheReasonIsSaid) {
   const Ended ended = RunExample(GetParam(), "unix:" + (directory / "none.sock"));
   EXPECT_EQ(ended.code, 1);
   EXPECT_THAT(ended.output, HasSubstr("UNAVAILABLE"));
+}
+
+TEST(ExamplesTest, WithoutAnAddressTheyAskForOne) {
+  for (const char* name : {"store_and_fetch", "store_and_fetch_c", "map_and_attend",
+                           "map_and_attend_c", "store_pages_c"}) {
+    const Ended ended = RunExample(name, "");
+    EXPECT_EQ(ended.code, 2) << name;
+    EXPECT_THAT(ended.output, HasSubstr("usage: ")) << name;
+    EXPECT_THAT(ended.output, HasSubstr(std::string(name) + " ADDRESS")) << name;
+  }
 }
 
 struct Attending {

@@ -158,9 +158,14 @@ def everything(node_a, node_b, socket_a, kv, *plaintext):
         subprocess.run([sys.executable, __file__, *command, *plaintext], check=True)
 
 
+COMMANDS = {"all": (everything, 4), "store": (store, 2), "relay": (relay, 2), "attend": (attend, 2)}
+
 if __name__ == "__main__":
-    command, *arguments = sys.argv[1:]
-    run = {"all": everything, "store": store, "relay": relay, "attend": attend}[command]
+    command, *arguments = sys.argv[1:] or [""]
+    run, count = COMMANDS.get(command, (None, 0))
+    if run is None or len(arguments) - (arguments[-1:] == ["plaintext"]) != count:
+        print(f"usage: {__doc__}", file=sys.stderr)
+        sys.exit(2)
     if command != "all" and arguments[-1] == "plaintext":
         arguments[-1] = True
     try:

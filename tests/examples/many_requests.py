@@ -62,6 +62,9 @@ async def main(address):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        print(f"usage: {sys.argv[0]} ADDRESS, as unix:/run/kvmill/kvmill.sock", file=sys.stderr)
+        sys.exit(2)
     try:
         asyncio.run(main(*sys.argv[1:]))
     except kvmill.Error as error:

@@ -42,9 +42,12 @@ int main(int argc, char** argv) {
   kvmill_mapped_head heads[HEADS];
   kvmill_attention attention;
 
-  if (argc != 2) return 2;
+  if (argc != 2) {
+    fprintf(stderr, "usage: %s ADDRESS, as unix:/run/kvmill/kvmill.sock\n", argv[0]);
+    return 2;
+  }
   KVMILL_INIT(&options);
-  options.address = argv[1]; /* unix:/run/kvmill/kvmill.sock */
+  options.address = argv[1];
   Need(kvmill_client_create(&options, &client), kvmill_last_error());
   Need(kvmill_queue_create(&queue), kvmill_last_error());
   result = Finish(queue, kvmill_find_namespace(client, "example-c", NULL, queue, 1));

@@ -19,8 +19,11 @@ T Need(absl::StatusOr<T> result) {
 }
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
-  const auto client = Need(Client::Create({.address = argv[1]}));  // unix:/run/kvmill/kvmill.sock
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: %s ADDRESS, as unix:/run/kvmill/kvmill.sock\n", argv[0]);
+    return 2;
+  }
+  const auto client = Need(Client::Create({.address = argv[1]}));
   const ClientNamespace ns = Need(client->FindNamespace("example"));
   const BlockKey key = Need(BlockKey::FromBytes("hash of all tokens up to here"));
 

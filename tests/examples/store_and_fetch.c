@@ -64,9 +64,12 @@ int main(int argc, char** argv) {
   kvmill_fetch_output outputs[LAYERS];
   kvmill_block_result fetched;
 
-  if (argc != 2) return 2;
+  if (argc != 2) {
+    fprintf(stderr, "usage: %s ADDRESS, as unix:/run/kvmill/kvmill.sock\n", argv[0]);
+    return 2;
+  }
   KVMILL_INIT(&options);
-  options.address = argv[1]; /* unix:/run/kvmill/kvmill.sock */
+  options.address = argv[1];
   Need(kvmill_client_create(&options, &client), kvmill_last_error());
   Need(kvmill_queue_create(&queue), kvmill_last_error());
 

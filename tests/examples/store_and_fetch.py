@@ -40,6 +40,9 @@ def main(address):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        print(f"usage: {sys.argv[0]} ADDRESS, as unix:/run/kvmill/kvmill.sock", file=sys.stderr)
+        sys.exit(2)
     try:
         sys.exit(main(*sys.argv[1:]))
     except kvmill.Error as error:

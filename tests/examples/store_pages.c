@@ -73,9 +73,12 @@ int main(int argc, char** argv) {
   kvmill_block_result said;
   kvmill_event event;
 
-  if (argc != 2) return 2;
+  if (argc != 2) {
+    fprintf(stderr, "usage: %s ADDRESS, as unix:/run/kvmill/kvmill.sock\n", argv[0]);
+    return 2;
+  }
   KVMILL_INIT(&client_options);
-  client_options.address = argv[1]; /* unix:/run/kvmill/kvmill.sock */
+  client_options.address = argv[1];
   Need(kvmill_client_create(&client_options, &client), kvmill_last_error());
   Need(kvmill_queue_create(&queue), kvmill_last_error());
   KVMILL_INIT(&group);

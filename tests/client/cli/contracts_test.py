@@ -80,6 +80,9 @@ class Contracts(Case):
         self.ask("bench", "disk", "--bytes", "16MiB", "--dir", self.path(""), server=False)
         self.assertEqual(self.ask("cluster", "status")["registration"], "none")
         self.assertEqual(self.ask("cluster", "members")["members"], [])
+        for command in ("status", "members"):  # For people.
+            self.assertEqual(self.kvmill("cluster", command).output,
+                             "this node is alone: its kvmilld was started without --cluster\n")
         rows = set(self.rows("kvmill"))
         self.assertEqual(self.rows("kvmill")["top"], [])
         self.kvmill("top", "--json", code=2)

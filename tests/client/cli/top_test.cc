@@ -51,6 +51,7 @@ ServerStat Later(ServerStat before) {
   before.transfers[0].bytes_out += 8'000'000'000;
   before.transfers[1].bytes_in += 40;
   before.transfers.push_back({"ucx", "tcp/eth0", 4'000'000, 8'000});
+  before.transfers.push_back({"pages", "shm", 12'000'000, 0});
   return before;
 }
 
@@ -149,15 +150,26 @@ std::string Text(const std::vector<TopLine>& lines) {
 
 TEST(TopFrameTest, ShowsTiersRatesAndHolds) {
   const std::string text = Text(DrawTop(ViewOf(StatAt(100)), 100));
-  for (const char* want :
-       {"unix:/run/kvmill/kvmill.sock", "up 1 min 44 s", "boot aaaaaaaa", "every 1.0 s",
-        "host [#############.............]  50 % 512.0 MiB of 1.00 GiB", "1,234 blocks",
-        "3.0 evicted/s", "disk [..........................]   0 %", "2.0/s           100 blocks/s",
-        "25.0 %          36.0 % since start  host 44.4 % of hits", "0.5 blocks/s    1.0 existing/s",
-        "1.5 rejected/s", "1,000 blocks/s  10 misses/s",
-        "map shm                      out 2.00 GB/s leased",
-        "inline grpc  in 10 B/s       out 0 B/s", "ucx tcp/eth0 in 1.00 MB/s", "out 2.00 kB/s",
-        "compression  4.00 ", "sessions     3"}) {
+  for (const char* want : {"unix:/run/kvmill/kvmill.sock",
+                           "up 1 min 44 s",
+                           "boot aaaaaaaa",
+                           "every 1.0 s",
+                           "host [#############.............]  50 % 512.0 MiB of 1.00 GiB",
+                           "1,234 blocks",
+                           "3.0 evicted/s",
+                           "disk [..........................]   0 %",
+                           "2.0/s           100 blocks/s",
+                           "25.0 %          36.0 % since start  host 44.4 % of hits",
+                           "0.5 blocks/s    1.0 existing/s",
+                           "1.5 rejected/s",
+                           "1,000 blocks/s  10 misses/s",
+                           "map shm                      out 2.00 GB/s leased",
+                           "inline grpc  in 10 B/s       out 0 B/s",
+                           "ucx tcp/eth0 in 1.00 MB/s",
+                           "out 2.00 kB/s",
+                           "pages shm    in 3.00 MB/s\n",
+                           "compression  4.00 ",
+                           "sessions     3"}) {
     EXPECT_THAT(text, HasSubstr(want));
   }
   EXPECT_THAT(text, Not(HasSubstr("no answer")));

@@ -27,6 +27,15 @@ class ExamplesTest(Case):
         self.assertEqual(done.returncode, 1)
         self.assertIn("UNAVAILABLE", done.stderr)
 
+    def test_without_arguments_they_say_what_they_take(self):
+        for name in ("store_and_fetch.py", "store_pages.py", "many_requests.py", "exchange.py"):
+            for arguments in ((), ("a", "b", "c")):
+                done = self.run_example(name, *arguments)
+                self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+                self.assertTrue(done.stderr.startswith("usage: "), done.stderr)
+                self.assertIn(name, done.stderr)
+                self.assertNotIn("Traceback", done.stderr)
+
     def test_many_requests(self):
         done = self.run_example("many_requests.py", self.daemon.server)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
