@@ -12,7 +12,9 @@ namespace kvmill {
 namespace {
 
 constexpr std::int64_t kTryNanosMin = 100'000'000;
-constexpr std::int64_t kTokenNanos = 5'000'000'000;  // For a watch, which has no deadline.
+// At least, for a token: it is of use to later calls, too, and where checking a password takes
+// longer than a call may, none would ever come through.
+constexpr std::int64_t kTokenNanos = 5'000'000'000;
 
 }  // namespace
 
@@ -70,7 +72,8 @@ std::shared_ptr<grpc::ClientContext> EtcdCalls::MakeContext(const std::string& t
 void EtcdCalls::Try(Registry::CallId id) {
   const std::shared_ptr<EtcdCall> call = calls_.at(id);
   if (call->wants_token && NeedsToken()) {
-    WithToken(id, call->deadline_nanos, [this, id](const absl::Status& status) {
+    const std::int64_t deadline_nanos = std::max(call->deadline_nanos, Now() + kTokenNanos);
+    WithToken(id, deadline_nanos, [this, id](const absl::Status& status) {
       if (!calls_.contains(id)) return;
       if (!status.ok()) return Finish(id, status);
       Try(id);
