@@ -27,14 +27,11 @@ class ClusterFetchTest : public ClusterTest {
  protected:
   void SetUp() override {
     ClusterTest::SetUp();
-    StartAll();
-  }
-  void StartAll() {
     for (const char* name : {"a", "b", "c"}) {
-      StartNode(name, name, {"--data-dir", directory_ / (std::string(name) + "-data")});
+      StartNode(name, name, kLongLease, {"--data-dir", directory_ / (std::string(name) + "-data")});
     }
     for (const char* name : {"a", "b", "c"}) {
-      Until(Millis(5000), [&] { return MembersOf(name) == "a b c"; });
+      Until([&] { return MembersOf(name) == "a b c"; });
       ns_[name] = OpenOn(name);
     }
   }
@@ -92,12 +89,12 @@ class ClusterFetchTest : public ClusterTest {
   // Whoever should know that "a" has the sequence does.
   void Announced(const std::string& sequence) {
     for (const char* name : {"b", "c"}) {
-      Until(Millis(10'000), [&] { return HitsOn(name, sequence) == kBlocks; });
+      Until([&] { return HitsOn(name, sequence) == kBlocks; });
     }
   }
 
   void ComesWholeTo(const std::string& name, const std::string& sequence) {
-    Until(Millis(10'000), [&] {
+    Until([&] {
       HitsOn(name, sequence);
       return Fetch(name, KeysOf(sequence, kBlocks)).size() == kBlocks * 2u;
     });
@@ -144,12 +141,12 @@ TEST_F(ClusterFetchTest, AFetchFromTheMiddleFindsItsBlocksByAnchorOrHint) {
   Announced("s");
   nodes_.erase("c");
   // A node that has looked nothing up yet.
-  StartNode("c", "c2");
-  Until(Millis(5000), [&] { return absl::StrContains(MembersOf("c"), "a b"); });
+  StartNode("c", "c2", kLongLease);
+  Until([&] { return absl::StrContains(MembersOf("c"), "a b"); });
   ns_["c"] = OpenOn("c");
   const std::vector<BlockKey> keys = Part("s", 40, 8);
   EXPECT_EQ(Fetch("c", keys, {.first_block = 40}).size(), 0u) << "nobody knows where that is";
-  Until(Millis(5000), [&] {
+  Until([&] {
     return Fetch("c", keys, {.first_block = 40, .anchor = KeysOf("s", kBlocks)[32]}).size() == 16;
   });
   EXPECT_EQ(Fetch("c", Part("s", 65, 3), {.hint = "a", .first_block = 65}).size(), 6u);
@@ -165,22 +162,13 @@ TEST_F(ClusterFetchTest, WhoIsKilledIsAMissAndNoError) {
   EXPECT_EQ(HitsOn("b", "s"), 0u);
   EXPECT_LT(took_, Millis(1000));
   // It is back, with its disk. What homes know of its last life does not count.
-  StartNode("a", "a", {"--data-dir", directory_ / "a-data"});
+  StartNode("a", "a", kLongLease, {"--data-dir", directory_ / "a-data"});
   ns_["a"] = OpenOn("a");
   ComesWholeTo("c", "s");
 }
 
 // Its lease is long: it stays a member.
-class StoppedNodeTest : public ClusterFetchTest {
- protected:
-  void SetUp() override {
-    ClusterTest::SetUp();
-    lease_ = Millis(60'000);
-    StartAll();
-  }
-};
-
-TEST_F(StoppedNodeTest, CostsALimitedTime) {
+TEST_F(ClusterFetchTest, WhoIsStoppedCostsALimitedTime) {
   PutOn("a", "s");
   Announced("s");
   nodes_["a"].process->Signal(SIGSTOP);

@@ -22,7 +22,11 @@
 namespace kvmill::testing {
 
 using Millis = std::chrono::milliseconds;
-inline constexpr Millis kLease{2000};
+inline constexpr Millis kLease{2000};  // The shortest, for what is seen when one ends.
+// Of nodes that are to stay on a machine that stands still now and then. Nothing waits for its end.
+inline constexpr Millis kLongLease{60'000};
+// By then it has happened on the slowest machine, and kLongLease has not ended.
+inline constexpr Millis kSoon{30'000};
 
 struct ClusterDaemon {
   std::unique_ptr<DaemonProcess> process;
@@ -35,7 +39,7 @@ class ClusterTest : public DaemonTest {
  protected:
   void SetUp() override { ASSERT_TRUE(etcd_.Start()); }
 
-  std::vector<std::string> ClusterArguments(const std::string& id) const {
+  std::vector<std::string> ClusterArguments(const std::string& id, Millis lease) const {
     return {"--cluster",
             absl::StrCat("etcd://", etcd_.address().ToString()),
             "--listen",
@@ -44,19 +48,19 @@ class ClusterTest : public DaemonTest {
             "--node-id",
             id,
             "--lease-ttl",
-            absl::StrCat(lease_.count() / 1000, "s"),
+            absl::StrCat(lease.count() / 1000, "s"),
             "--metrics",
             "127.0.0.1:0"};
   }
   // A daemon with a socket of its own, which a later one of the same name has again.
-  void StartNode(const std::string& name, const std::string& id,
+  void StartNode(const std::string& name, const std::string& id, Millis lease,
                  const std::vector<std::string>& more = {}) {
     ClusterDaemon& node = nodes_[name];
     node = ClusterDaemon();
     const std::string path = directory_ / (name + "/kvmill.sock");
     std::vector<std::string> arguments = {"--socket", path,       "--host-bytes",
                                           "64MiB",    "--device", "host"};
-    for (const std::string& argument : ClusterArguments(id)) arguments.push_back(argument);
+    for (const std::string& argument : ClusterArguments(id, lease)) arguments.push_back(argument);
     arguments.insert(arguments.end(), more.begin(), more.end());
     node.process = std::make_unique<DaemonProcess>(DaemonBinary(), arguments);
     node.ready = node.process->WaitReady();
@@ -64,7 +68,7 @@ class ClusterTest : public DaemonTest {
     node.client = Connect("unix:" + path);
     ASSERT_NE(node.client, nullptr);
   }
-  void StartNode(const std::string& name) { StartNode(name, name); }
+  void StartNode(const std::string& name, Millis lease) { StartNode(name, name, lease); }
   void KillNode(const std::string& name) {
     nodes_[name].process->Signal(SIGKILL);
     nodes_[name].process->WaitExit();
@@ -97,6 +101,7 @@ class ClusterTest : public DaemonTest {
     }
     return std::chrono::duration_cast<Millis>(std::chrono::steady_clock::now() - begin);
   }
+  static void Until(const std::function<bool()>& is_so) { Until(kSoon, is_so); }
   std::string Metrics(const std::string& name) {
     const HostPort address = *ParseHostPort(nodes_.at(name).ready["metrics"].get<std::string>());
     httplib::Client http(address.host, address.port);
@@ -104,7 +109,6 @@ class ClusterTest : public DaemonTest {
     return answer ? answer->body : "";
   }
 
-  Millis lease_ = kLease;  // Of nodes that start from now on.
   EtcdProcess etcd_;
   std::map<std::string, ClusterDaemon> nodes_;
 };

