@@ -23,6 +23,7 @@ class Screen:
     """Rows of characters, as a terminal of this size would show them."""
 
     def __init__(self, columns, rows):
+        self.on_frame = lambda: None  # The cursor goes back to the first row: what it wrote before is whole.
         self.alternate = False
         self.pending = b""
         self.raw = b""
@@ -49,9 +50,17 @@ class Screen:
         at = 0
         for match in SEQUENCE.finditer(data):
             self.put(data[at:match.start()].decode("ascii"))
+            if self.row > 0 and self.goes_to_first_row(match):
+                self.on_frame()
             self.control(match)
             at = match.end()
         self.put(data[at:].decode("ascii"))
+
+    def goes_to_first_row(self, match):
+        if match.group(3) is None:
+            return match.group(0) == b"\x1bM" and self.row == 1
+        final, count = match.group(3), int(match.group(2).split(b";")[0] or 1)
+        return final in b"Hd" and count == 1 or final == b"A" and count >= self.row
 
     def put(self, text):
         assert "\x1b" not in text, repr(text)
@@ -178,12 +187,21 @@ class OnTerminal:
         return True
 
     def wait_for(self, what, seconds=30):
-        """Until `what` (text, or a function of the screen) is to be seen."""
+        """Until `what` (text, or a function of the screen) was to be seen, be it for one frame of many that come at once."""
         seen = (lambda screen: what in screen.text()) if isinstance(what, str) else what
         deadline = time.monotonic() + seconds
-        while not seen(self.screen):
+        found = seen(self.screen)
+
+        def look():
+            nonlocal found
+            found = found or seen(self.screen)
+
+        self.screen.on_frame = look
+        while not found:
             if time.monotonic() > deadline or (not self.read(0.2) and self.process.poll() is not None):
                 raise AssertionError(f"not seen: {what}; exit {self.process.poll()}; the screen:\n{self.screen.text()}")
+            look()
+        self.screen.on_frame = lambda: None
         return self.screen
 
     def wait_exit(self, seconds=30):
