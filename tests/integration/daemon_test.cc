@@ -360,7 +360,7 @@ TEST_F(ProcessTest, ADaemonKilledMidCallIsUnavailableAndItsSuccessorIsNoticed) {
   StartDurable();
   client_ = Connect(absl::StrCat("unix:", socket()));
   // The old client reconnects by itself; the first tries may meet the back-off.
-  for (int i = 0; i < 500 && !client->Stat().ok(); ++i) usleep(10'000);
+  for (int i = 0; i < 3000 && !client->Stat().ok(); ++i) usleep(10'000);
   EXPECT_EQ(client->boot_id(), ready_["boot_id"]);
   EXPECT_NE(client->boot_id(), boot_id);
   EXPECT_EQ(Get(ns, KeysOf("s", 2)), before);
@@ -373,7 +373,7 @@ TEST_F(ProcessTest, ARestartedDaemonWithoutADiskGetsItsNamespacesAgain) {
   Kill();
   Start();
   client_ = nullptr;
-  for (int i = 0; i < 500 && !client->Stat().ok(); ++i) usleep(10'000);
+  for (int i = 0; i < 3000 && !client->Stat().ok(); ++i) usleep(10'000);
   const auto hits = client->Lookup(ns, KeysOf("s", 1));
   ASSERT_TRUE(hits.ok()) << hits.status();
   EXPECT_EQ(hits->hit_blocks, 0u);

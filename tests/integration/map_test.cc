@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <thread>
@@ -222,11 +223,21 @@ TEST_F(MapTest, AReaderPastItsLeaseIsToldAndARenewedOneIsNot) {
   Start();
   const ClientNamespace ns = Fill("s", 3);
   const auto late = Map(ns, KeysOf("s", 3), absl::Milliseconds(300));
-  const auto renewed = Map(ns, KeysOf("s", 3), absl::Milliseconds(300));
-  ASSERT_TRUE(late != nullptr && renewed != nullptr);
-  for (int i = 0; i < 8; ++i) {
+  ASSERT_NE(late, nullptr);
+  // A machine that stands still may let the first lease end before it is renewed.
+  Client::MappedPtr renewed;
+  absl::Time first_end;
+  absl::Status first = absl::UnknownError("not tried");
+  for (int i = 0; i < 50 && !first.ok(); ++i) {
+    renewed = Map(ns, KeysOf("s", 3), absl::Milliseconds(300));
+    ASSERT_NE(renewed, nullptr);
+    first_end = renewed->deadline();
+    first = client_->Renew(*renewed, absl::Seconds(30));
+  }
+  ASSERT_TRUE(first.ok()) << first;
+  while (absl::Now() <= std::max(first_end, late->deadline())) {
     absl::SleepFor(absl::Milliseconds(75));
-    ASSERT_TRUE(client_->Renew(*renewed, absl::Milliseconds(400)).ok());
+    ASSERT_TRUE(client_->Renew(*renewed, absl::Seconds(30)).ok());
   }
   EXPECT_TRUE(renewed->Check().ok()) << renewed->Check();
   EXPECT_LE(late->deadline(), absl::Now());
@@ -325,7 +336,7 @@ TEST_F(MapTest, AClientThatDiesLeavesNothing) {
       const absl::Time killed = absl::Now();
       probe->Signal(how);
       EXPECT_TRUE(WaitIdle()) << command << " " << how;
-      EXPECT_LT(absl::Now() - killed, absl::Seconds(10)) << "much sooner than its leases end";
+      EXPECT_LT(absl::Now() - killed, absl::Seconds(20)) << "much sooner than its leases end";
       probe->WaitExit();
     }
   }
@@ -374,12 +385,12 @@ TEST_F(MapTest, ADaemonThatWasRestartedIsNoticedAndMappedAgain) {
   auto before = reader->Map(ns, KeysOf("s", 4));
   ASSERT_TRUE(before.ok()) << before.status();
   Kill();
-  for (int i = 0; i < 1000 && (*before)->Check().ok(); ++i) usleep(5000);
+  for (int i = 0; i < 6000 && (*before)->Check().ok(); ++i) usleep(5000);
   EXPECT_TRUE(absl::IsAborted((*before)->Check())) << (*before)->Check();
   Start();
   ns = Fill("s", 4);
   absl::StatusOr<Client::MappedPtr> after = absl::UnknownError("");
-  for (int i = 0; i < 500 && !after.ok(); ++i) {
+  for (int i = 0; i < 3000 && !after.ok(); ++i) {
     after = reader->Map(ns, KeysOf("s", 4));
     if (!after.ok()) usleep(10'000);
   }
@@ -407,7 +418,7 @@ TEST_F(MapTest, SessionsComeAndGoWithoutATrace) {
   const int descriptors = daemon_->OpenDescriptors();
   const std::uint64_t resident = daemon_->ResidentKiB();
   cycle(ShortOrLong(150, 10'000));
-  for (int i = 0; i < 200 && daemon_->OpenDescriptors() > descriptors; ++i) usleep(10'000);
+  for (int i = 0; i < 3000 && daemon_->OpenDescriptors() > descriptors; ++i) usleep(10'000);
   EXPECT_LE(daemon_->OpenDescriptors(), descriptors);
   EXPECT_LT(daemon_->ResidentKiB(), resident + (16 << 10)) << "KiB";
 }
@@ -469,7 +480,7 @@ TEST_F(MapTest, EnginesDescribeTheirMemoryAndEventsAreHeard) {
     EXPECT_EQ(client_->Stat()->sessions, 1u);
     if (address == ready_["listen"]) {
       ASSERT_TRUE(client_->Drain().ok());
-      for (int i = 0; i < 1000 && draining == 0; ++i) usleep(5000);
+      for (int i = 0; i < 6000 && draining == 0; ++i) usleep(5000);
       EXPECT_EQ(draining, 1);
     }
     // A remote session is closed on the way out: it need not wait for the grace.

@@ -267,7 +267,7 @@ TEST_F(LocalDoorTest, ADoorThatDoesNotAnswerMeetsTheDeadlines) {
   const auto start = steady_clock::now();
   EXPECT_EQ(Enter(client, std::chrono::milliseconds(200)).status().code(),
             absl::StatusCode::kDeadlineExceeded);
-  EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(3));
+  EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(10));
   std::promise<Entering> cancelled;
   client.Enter(std::chrono::system_clock::now() + std::chrono::minutes(1),
                [&](Entering pass) { cancelled.set_value(std::move(pass)); });
@@ -544,7 +544,7 @@ TEST_F(LocalDoorTest, WhatTakesLongToCloseKeepsNobodyWaiting) {
   const auto in_time = [](const char* what, const std::function<void()>& does) {
     const auto start = steady_clock::now();
     does();
-    EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(5)) << what;
+    EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(20)) << what;
   };
   const auto try_it = [&](const char* what, const std::function<bool(const OwnedFd&)>& send_it) {
     Create();

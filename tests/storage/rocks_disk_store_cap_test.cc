@@ -53,7 +53,7 @@ class RocksDiskStoreCapTest : public DiskStoreTest {
 
   // The evictor works in the background: waits until it has nothing left to do.
   void WaitForBlocks(std::uint64_t block_count) {
-    for (int i = 0; i < 500 && store_->stats().block_count != block_count; ++i) {
+    for (int i = 0; i < 6000 && store_->stats().block_count != block_count; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     EXPECT_EQ(store_->stats().block_count, block_count);
@@ -156,7 +156,7 @@ TEST_F(RocksDiskStoreCapTest, ASmallerCapTakesEffectAtTheNextStart) {
   Close();
   options_.capacity_bytes /= 2;
   OpenCounting();
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < 6000; ++i) {
     if (store_->stats().used_bytes <= options_.capacity_bytes) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -172,7 +172,7 @@ TEST_F(RocksDiskStoreCapTest, SealedEpochsWithoutBlocksGiveTheirFilesBack) {
   for (std::uint64_t i = 0; i < blocks; ++i) ids.push_back(TestId(i));
   ASSERT_TRUE(store_->Remove(ids).ok());
   WaitForBlocks(0);
-  for (int i = 0; i < 500 && store_->stats().used_bytes > 2 * EpochBytes(); ++i) {
+  for (int i = 0; i < 6000 && store_->stats().used_bytes > 2 * EpochBytes(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_LE(store_->stats().used_bytes, 2 * EpochBytes());

@@ -386,7 +386,7 @@ TEST_F(TieredStoreGpuTest, ReadersOnAFullGpuWaitForRoomAndNotForEver) {
 
 TEST_F(TieredStoreGpuTest, BlockInUseStaysWhereItIsAndAReaderOnTheGpuGetsACopy) {
   OpenWithGpu(true);
-  disk_.write_ms = 100;
+  disk_.write_ms = 1000;
   ASSERT_TRUE(Put(1).ok());
   auto reader = store_->Fetch(Id(1));  // Before it is written.
   ASSERT_TRUE(reader.ok());
@@ -436,7 +436,7 @@ TEST_F(TieredStoreGpuTest, RemovalWhileABlockMovesLeavesNothingBehind) {
 TEST_F(TieredStoreGpuTest, ReaderThatComesWhileABlockLeavesKeepsItThere) {
   OpenWithGpu(false);
   ASSERT_TRUE(PutAndSettle(1).ok());
-  gpu_.copy_ms = 60;
+  gpu_.copy_ms = 500;  // Time enough to come before its end on a busy machine.
   std::thread evict([&] { EXPECT_EQ(*store_->Evict(Tier::kGpu, kAll), 0u); });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   auto ref = store_->FetchOnGpu(Id(1));

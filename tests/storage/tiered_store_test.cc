@@ -379,7 +379,7 @@ TEST_F(TieredStoreTest, ManyThatFindNoRoomWaitOnceAndNotOneAfterTheOther) {
               absl::StatusCode::kResourceExhausted);
   }
   const std::int64_t waited_nanos = clock_.MonotonicNanos() - start_nanos;
-  EXPECT_LT(waited_nanos, absl::ToInt64Nanoseconds(2 * options_.room_wait));
+  EXPECT_LT(waited_nanos, absl::ToInt64Nanoseconds(10 * options_.room_wait)) << "of 50";
   stop = true;
   time.join();
   // Room that comes free is found, and from then on it is worth waiting for again.

@@ -189,7 +189,7 @@ TEST_F(Lifetimes, ManyClientsAndQueuesLeaveNothingBehind) {
   const std::size_t descriptors = Entries("/proc/self/fd");
   for (int i = 0; i < 300; ++i) cycle(i);
   // gRPC closes a connection soon after its channel went.
-  for (int i = 0; i < 500 && Entries("/proc/self/fd") > descriptors; ++i) usleep(10000);
+  for (int i = 0; i < 3000 && Entries("/proc/self/fd") > descriptors; ++i) usleep(10000);
   EXPECT_LE(Entries("/proc/self/fd"), descriptors);
   EXPECT_LE(Entries("/proc/self/task"), 64u);
 }

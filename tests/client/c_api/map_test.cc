@@ -174,12 +174,21 @@ TEST_F(Mapping, IndicesAndSizesThatAreWrongAreNamed) {
 TEST_F(Mapping, LeasesEndARenewalMovesTheEndAndAnExpiredOneStaysSo) {
   const std::vector<std::string> keys = Fill(1);
   kvmill_mapped* const shorter = Map(ns_, keys, 150);
-  kvmill_mapped* const renewed = Map(ns_, keys, 150);
-  EXPECT_EQ(Finish(kvmill_renew(client_, renewed, 30000, nullptr, queue_, 1)).event.code,
-            KVMILL_OK);
-  EXPECT_GT(kvmill_mapped_left_ms(renewed), 10000u);
   auto page = Init<kvmill_page>();
-  ASSERT_EQ(kvmill_mapped_page(shorter, 0, 0, &page), KVMILL_OK);
+  const kvmill_code before_its_end = kvmill_mapped_page(shorter, 0, 0, &page);
+  if (kvmill_mapped_left_ms(shorter) > 0) {
+    EXPECT_EQ(before_its_end, KVMILL_OK);
+  }
+  // A machine that stands still may let a lease end before it is renewed.
+  kvmill_mapped* renewed = nullptr;
+  kvmill_code renewal = KVMILL_ABORTED;
+  for (int i = 0; i < 50 && renewal == KVMILL_ABORTED; ++i) {
+    kvmill_mapped_free(renewed);
+    renewed = Map(ns_, keys, 150);
+    renewal = Finish(kvmill_renew(client_, renewed, 30000, nullptr, queue_, 1)).event.code;
+  }
+  ASSERT_EQ(renewal, KVMILL_OK);
+  EXPECT_GT(kvmill_mapped_left_ms(renewed), 10000u);
   usleep(160'000);
   EXPECT_EQ(kvmill_mapped_check(shorter, 0, 1), KVMILL_ABORTED);
   EXPECT_EQ(kvmill_mapped_left_ms(shorter), 0u);
@@ -245,7 +254,7 @@ TEST_F(Mapping, OutlivesItsClientAndItsDaemonButNotForReading) {
   ASSERT_EQ(kvmill_queue_next(queue_, 60000, &event), KVMILL_OK);
   EXPECT_NE(event.code, KVMILL_OK);
   kvmill_result_free(event.result);
-  for (int i = 0; i < 1000 && kvmill_mapped_check(widow, 0, 1) == KVMILL_OK; ++i) usleep(5000);
+  for (int i = 0; i < 6000 && kvmill_mapped_check(widow, 0, 1) == KVMILL_OK; ++i) usleep(5000);
   EXPECT_EQ(kvmill_mapped_check(widow, 0, 1), KVMILL_ABORTED);
   auto block = Init<kvmill_block_result>();
   EXPECT_EQ(kvmill_mapped_block(widow, 0, &block), KVMILL_OK);

@@ -105,7 +105,7 @@ TEST_F(Sessions, EventsComeOutOfTheQueueThatTheClientNamed) {
     }
     kvmill_mapped_free(short_lived);
   }
-  usleep(200'000);  // Until what was said of the last has come.
+  usleep(1'000'000);  // Until what was said of the last has come.
   next(KVMILL_SESSION_LEASES_EXPIRED, 3);
   KillDaemon();
   next(KVMILL_SESSION_ENDED, 0);

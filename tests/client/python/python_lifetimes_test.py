@@ -99,23 +99,31 @@ class LifetimesTest(Case):
         self.assertGreater(turns, 2)
 
     def test_closing_ends_the_calls_of_other_threads(self):
-        errors = []
+        def end_four_calls():
+            errors = []
+            client = kvmill.Client(self.daemon.server, timeout=60)
 
-        def wait():
-            try:
-                self.client.stat()
-            except kvmill.Error as error:
-                errors.append(error.code)
+            def wait():
+                try:
+                    client.stat()
+                except kvmill.Error as error:
+                    errors.append(error.code)
 
-        self.client.stat()
-        with self.stopped():
-            threads = [threading.Thread(target=wait) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            time.sleep(0.1)
-            self.client.close()
-            for thread in threads:
-                thread.join()
+            client.stat()
+            with self.stopped():
+                threads = [threading.Thread(target=wait) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                time.sleep(0.1)
+                client.close()
+                for thread in threads:
+                    thread.join()
+            return errors
+
+        for _ in range(10):
+            errors = end_four_calls()
+            if kvmill.Code.FAILED_PRECONDITION not in errors:  # On a busy machine one may come only after the end.
+                break
         self.assertEqual(errors, [kvmill.Code.CANCELLED] * 4)
 
     def test_memory_is_let_go_of_when_a_call_has_ended(self):

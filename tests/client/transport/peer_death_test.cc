@@ -199,7 +199,7 @@ TEST_P(PeerDeathTest, StoppedWhileItSendsOrReceives) {
   peer.Signal(SIGSTOP);
   // At the deadline, or, when the network had a buffer, at the end of the grace.
   EXPECT_EQ(pair.Wait(result).code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
   pair.ExpectIdle();
   peer.Signal(SIGCONT);
 }
