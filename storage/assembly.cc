@@ -40,6 +40,7 @@ BlockWriter::Assembly::Assembly(AssemblyHost& host, OpenedNamespace& space, cons
            origin.block_index < space.spec.sink_blocks),
       layer_count_(static_cast<std::uint32_t>(group_.layers.size())),
       head_count_(group_.kv_heads),
+      layers_(layer_count_),
       claimed_((std::size_t{layer_count_} * head_count_ + 63) / 64),
       last_progress_nanos_(host.clock().MonotonicNanos()) {}
 
@@ -150,7 +151,7 @@ absl::Status BlockWriter::Assembly::KeepRaw(std::uint32_t layer, std::uint32_t h
   std::vector<std::byte> bytes(RawBytes(format_, origin_.token_count));
   KVMILL_RETURN_IF_ERROR(WriteRaw(layer, head, input, bytes.data()));
   MutexLock lock(mu_);
-  raw_heads_[{layer, head}] = std::move(bytes);
+  raw_heads_[layer][head] = std::move(bytes);
   return absl::OkStatus();
 }
 
@@ -227,7 +228,7 @@ absl::StatusOr<WriteResult> BlockWriter::Assembly::WriteHeads(std::uint32_t laye
   const std::int64_t now_nanos = host_.clock().MonotonicNanos();
   host_.ObserveEncode(static_cast<double>(now_nanos - start_nanos) * 1e-9);
   last_progress_nanos_.store(now_nanos, std::memory_order_relaxed);
-  KVMILL_RETURN_IF_ERROR(Finish(result.written_heads, &result));
+  KVMILL_RETURN_IF_ERROR(Finish(layer, result.written_heads, &result));
   return result;
 }
 
@@ -266,41 +267,71 @@ absl::StatusOr<WriteResult> BlockWriter::Assembly::WriteRecord(std::uint32_t lay
   }
   SealSlot(pages_[layer], head);
   last_progress_nanos_.store(host_.clock().MonotonicNanos(), std::memory_order_relaxed);
-  KVMILL_RETURN_IF_ERROR(Finish(1, &result));
+  KVMILL_RETURN_IF_ERROR(Finish(layer, 1, &result));
   return result;
 }
 
-absl::Status BlockWriter::Assembly::Finish(std::uint32_t written, WriteResult* result) {
+absl::Status BlockWriter::Assembly::Finish(std::uint32_t layer, std::uint32_t written,
+                                           WriteResult* result) {
   if (written == 0) return absl::OkStatus();
-  // acq_rel: the writer that completes the count sees every other writer's bytes.
+  // acq_rel: the writer that completes a count sees every other writer's bytes.
+  if (layers_[layer].done.fetch_add(written, std::memory_order_acq_rel) + written == head_count_) {
+    const absl::Status finished = FinishLayer(layer);
+    if (!finished.ok()) {
+      // No room for the raw heads: the block is given up like one whose writer failed.
+      Abandon(finished);
+      return finished;
+    }
+  }
   const std::uint32_t done = done_.fetch_add(written, std::memory_order_acq_rel) + written;
   if (done != layer_count_ * head_count_) return absl::OkStatus();
   State open = State::kOpen;
-  if (!state_.compare_exchange_strong(open, State::kSealed, std::memory_order_acq_rel))
-    return CheckWritable();
+  if (!state_.compare_exchange_strong(open, State::kSealed)) return CheckWritable();
   absl::Status sealed = Seal(result);
   // A copy that was sealed first leaves this one sealed, too: that is what later writers are told.
   if (!sealed.ok() && !absl::IsAlreadyExists(sealed)) {
-    // No room for the raw heads: the block is given up like one whose writer failed.
+    // No room in the index: given up.
     state_.store(State::kOpen, std::memory_order_release);
     Abandon(sealed);
   }
   return sealed;
 }
 
-absl::Status BlockWriter::Assembly::RebuildPage(std::uint32_t layer, const RawHeads& raw_heads,
-                                                SealedBlock* block) {
-  std::vector<SlotKind> kinds(head_count_, SlotKind::kTile);
-  for (const auto& [where, bytes] : raw_heads) {
-    if (where.first == layer) kinds[where.second] = SlotKind::kRaw;
+absl::Status BlockWriter::Assembly::FinishLayer(std::uint32_t layer) {
+  RawHeads raw_heads;  // Complete: every writer of this layer is done.
+  {
+    MutexLock lock(mu_);
+    if (const auto it = raw_heads_.find(layer); it != raw_heads_.end()) {
+      raw_heads = std::move(it->second);
+      raw_heads_.erase(it);
+    }
   }
+  if (!raw_heads.empty()) {
+    raw_head_count_.fetch_add(static_cast<std::uint32_t>(raw_heads.size()),
+                              std::memory_order_relaxed);
+    KVMILL_RETURN_IF_ERROR(RebuildPage(layer, raw_heads));
+  }
+  SealHeader(pages_[layer]);
+  layers_[layer].finished.store(true, std::memory_order_release);
+  host_.LayerFinished(*this, layer);
+  return absl::OkStatus();
+}
+
+absl::Span<const std::byte> BlockWriter::Assembly::FinishedPage(std::uint32_t layer) const {
+  if (layer >= layer_count_ || !layers_[layer].finished.load(std::memory_order_acquire)) return {};
+  return pages_[layer];
+}
+
+absl::Status BlockWriter::Assembly::RebuildPage(std::uint32_t layer, const RawHeads& raw_heads) {
+  std::vector<SlotKind> kinds(head_count_, SlotKind::kTile);
+  for (const auto& [head, bytes] : raw_heads) kinds[head] = SlotKind::kRaw;
   const std::size_t page_bytes = PageBytes(format_, origin_.token_count, kinds);
   std::vector<SlotRef> slot;
   KVMILL_RETURN_IF_ERROR(host_.AcquirePages(space_.tenant_id, page_bytes, 1, &slot));
   const absl::Span<std::byte> page = host_.pool().Bytes(slot[0]).first(page_bytes);
   InitPage(IdentityOf(layer), kinds, page);
   for (std::uint32_t head = 0; head < head_count_; ++head) {
-    const auto raw = raw_heads.find({layer, head});
+    const auto raw = raw_heads.find(head);
     const absl::Span<const std::byte> from = raw != raw_heads.end()
                                                  ? absl::MakeConstSpan(raw->second)
                                                  : SlotContents(pages_[layer], head);
@@ -310,7 +341,6 @@ absl::Status BlockWriter::Assembly::RebuildPage(std::uint32_t layer, const RawHe
   host_.pool().Release(slots_[layer]);
   slots_[layer] = slot[0];
   pages_[layer] = page;
-  block->page_bytes[layer] = static_cast<std::uint32_t>(page_bytes);
   return absl::OkStatus();
 }
 
@@ -320,24 +350,11 @@ absl::Status BlockWriter::Assembly::Seal(WriteResult* result) {
   block.origin = origin_;
   block.space = &space_;
   block.raw_bytes = RawBytes(format_, origin_.token_count) * layer_count_ * head_count_;
-  block.raw_heads = raw_ ? layer_count_ * head_count_ : 0;
-  RawHeads raw_heads;  // Complete: every writer is done, so nobody adds to it any more.
-  {
-    MutexLock lock(mu_);
-    raw_heads.swap(raw_heads_);
-  }
-  block.raw_heads += static_cast<std::uint32_t>(raw_heads.size());
-  std::vector<bool> rebuild(layer_count_, false);
-  for (const auto& [where, bytes] : raw_heads) rebuild[where.first] = true;
-  for (const absl::Span<std::byte>& page : pages_) {
-    block.page_bytes.push_back(static_cast<std::uint32_t>(page.size()));
-  }
+  block.raw_heads =
+      raw_ ? layer_count_ * head_count_ : raw_head_count_.load(std::memory_order_relaxed);
   for (std::uint32_t layer = 0; layer < layer_count_; ++layer) {
-    if (rebuild[layer]) KVMILL_RETURN_IF_ERROR(RebuildPage(layer, raw_heads, &block));
-  }
-  for (std::uint32_t layer = 0; layer < layer_count_; ++layer) {
-    SealHeader(pages_[layer]);
     host_.pool().Publish(slots_[layer]);
+    block.page_bytes.push_back(static_cast<std::uint32_t>(pages_[layer].size()));
     block.stored_bytes += pages_[layer].size();
   }
   const std::uint32_t tile_heads = layer_count_ * head_count_ - block.raw_heads;
@@ -347,7 +364,9 @@ absl::Status BlockWriter::Assembly::Seal(WriteResult* result) {
   result->block_tile_raw_bytes = tile_heads * RawBytes(format_, origin_.token_count);
   result->block_raw_heads = block.raw_heads;
   block.slots = std::exchange(slots_, {});
-  return host_.Commit(std::move(block));
+  const absl::Status committed = host_.Commit(*this, &block);
+  if (!committed.ok()) slots_ = std::move(block.slots);
+  return committed;
 }
 
 void BlockWriter::Assembly::SealedElsewhere() {
@@ -363,7 +382,7 @@ void BlockWriter::Assembly::Abandon(const absl::Status& why) {
     if (!state_.compare_exchange_strong(open, State::kAbandoned, std::memory_order_acq_rel)) return;
     why_ = why;
   }
-  host_.Abandoned(id_);
+  host_.Abandoned(*this, why);
 }
 
 BlockWriter::BlockWriter(std::shared_ptr<Assembly> assembly) : assembly_(std::move(assembly)) {}

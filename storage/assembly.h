@@ -43,11 +43,15 @@ class AssemblyHost {
   // Pages for a layer with raw heads where tiles were expected; evicts and waits like BeginStore.
   virtual absl::Status AcquirePages(TenantId tenant, std::size_t page_bytes, std::size_t count,
                                     std::vector<SlotRef>* slots) = 0;
-  // Takes over the pages, and makes the block visible unless it fails: ALREADY_EXISTS when a copy
-  // of it was sealed first. Called once, by the writer that covered the last head.
-  virtual absl::Status Commit(SealedBlock block) = 0;
+  // Every head of the layer is written, and its page final. Called once a layer, by the writer of
+  // its last head; all calls have returned before Commit.
+  virtual void LayerFinished(const BlockWriter::Assembly& assembly, std::uint32_t layer) = 0;
+  // Takes over the pages and makes the block visible, unless it fails: then they stay the
+  // assembly's, whoever reads them. ALREADY_EXISTS when a copy of it was sealed first. Called once,
+  // by the writer that covered the last head.
+  virtual absl::Status Commit(const BlockWriter::Assembly& assembly, SealedBlock* block) = 0;
   // Forgets an assembly that was given up.
-  virtual void Abandoned(const BlockId& id) = 0;
+  virtual void Abandoned(const BlockWriter::Assembly& assembly, const absl::Status& why) = 0;
   virtual void ObserveEncode(double seconds) = 0;
 };
 
@@ -75,6 +79,13 @@ struct BlockWriter::Assembly : std::enable_shared_from_this<BlockWriter::Assembl
   // Gives the block up: later writes answer ABORTED with `why`. No effect once sealing has begun.
   void Abandon(const absl::Status& why);
 
+  // The final page of a layer of which every head is written; empty before. Where it is it stays as
+  // long as this object, and when it is sealed as long as the block is referred to.
+  absl::Span<const std::byte> FinishedPage(std::uint32_t layer) const;
+
+  // Whether its seal has begun, here or elsewhere. Sequentially consistent, as is the beginning.
+  bool sealing() const { return state_.load() == State::kSealed; }
+
   const BlockId& id() const { return id_; }
   const BlockOrigin& origin() const { return origin_; }
   std::int64_t last_progress_nanos() const {
@@ -82,8 +93,7 @@ struct BlockWriter::Assembly : std::enable_shared_from_this<BlockWriter::Assembl
   }
 
  private:
-  using RawHeads = absl::flat_hash_map<std::pair<std::uint32_t, std::uint32_t>,
-                                       std::vector<std::byte>>;  // By (layer, head).
+  using RawHeads = absl::flat_hash_map<std::uint32_t, std::vector<std::byte>>;  // By head.
 
   absl::Status CheckWritable() const;
   absl::Status CheckRange(std::uint32_t layer, std::size_t head_begin,
@@ -92,14 +102,16 @@ struct BlockWriter::Assembly : std::enable_shared_from_this<BlockWriter::Assembl
   bool Claim(std::uint32_t layer, std::uint32_t head);
   absl::Status WriteRaw(std::uint32_t layer, std::uint32_t head, const HeadInput& input,
                         std::byte* to) const;
-  // One head that a tile cannot hold: its 16-bit bytes wait beside the page until the seal.
+  // One head that a tile cannot hold: its 16-bit bytes wait beside the page for the others.
   absl::Status KeepRaw(std::uint32_t layer, std::uint32_t head, const HeadInput& input);
   absl::Status NonFiniteError(std::uint32_t layer, std::uint32_t head,
                               const HeadInput& input) const;
-  absl::Status Finish(std::uint32_t written, WriteResult* result);
+  // So many heads of the layer are complete, and maybe with them the layer, and the block.
+  absl::Status Finish(std::uint32_t layer, std::uint32_t written, WriteResult* result);
+  absl::Status FinishLayer(std::uint32_t layer);
   absl::Status Seal(WriteResult* result);
   // The page of `layer` again, with its raw heads in it; needs a larger slot.
-  absl::Status RebuildPage(std::uint32_t layer, const RawHeads& raw_heads, SealedBlock* block);
+  absl::Status RebuildPage(std::uint32_t layer, const RawHeads& raw_heads);
   PageIdentity IdentityOf(std::uint32_t layer) const;
 
   AssemblyHost& host_;
@@ -112,17 +124,25 @@ struct BlockWriter::Assembly : std::enable_shared_from_this<BlockWriter::Assembl
   const std::uint32_t layer_count_;
   const std::uint32_t head_count_;
 
-  std::vector<SlotRef> slots_;                       // Empty once committed.
-  std::vector<absl::Span<std::byte>> pages_;         // Constant after Prepare.
+  // Of each layer: changed once after Prepare, by who finishes it, before it says so.
+  std::vector<SlotRef> slots_;  // Empty once committed.
+  std::vector<absl::Span<std::byte>> pages_;
+  struct Layer {
+    std::atomic<std::uint32_t> done{0};  // Heads whose bytes are complete.
+    std::atomic<bool> finished{false};   // Its page is final.
+  };
+  std::vector<Layer> layers_;
   std::vector<std::atomic<std::uint64_t>> claimed_;  // Bit layer * head_count_ + head.
-  std::atomic<std::uint32_t> done_{0};               // Heads whose bytes are complete.
+  std::atomic<std::uint32_t> done_{0};               // Heads of which the layers know.
+  std::atomic<std::uint32_t> raw_head_count_{0};     // Heads that tiles could not hold.
   std::atomic<std::int64_t> last_progress_nanos_;    // A stale value only delays a time-out.
 
   enum class State { kOpen, kSealed, kAbandoned };
   std::atomic<State> state_{State::kOpen};
   mutable Mutex mu_;
   absl::Status why_ ABSL_GUARDED_BY(mu_);
-  RawHeads raw_heads_ ABSL_GUARDED_BY(mu_);
+  // By layer; those of finished ones are in their pages.
+  absl::flat_hash_map<std::uint32_t, RawHeads> raw_heads_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace kvmill

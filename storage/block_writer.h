@@ -79,6 +79,8 @@ class BlockWriter {
                                           absl::Span<const std::byte> record);
 
  private:
+  friend class AssemblyHost;
+  friend class BlockHold;
   friend class TieredStore;
   struct Assembly;
   explicit BlockWriter(std::shared_ptr<Assembly> assembly);

@@ -104,20 +104,22 @@ absl::Status MemoryTiers::AddNew(const NewBlock& block) {
   Telling telling(observer_);
   MutexLock lock(policy_mu_);
   const EntryTraits traits = TraitsOf(block.id, block.parent, block.block_index, Tier::kHost);
-  KVMILL_ASSIGN_OR_RETURN(const EntryId entry, index_.Insert(
-                                                   block.id, block.places.size(),
-                                                   [&](BlockEntry& e) {
-                                                     e.token_count = block.token_count;
-                                                     e.flags = block.flags;
-                                                     e.inserted_at_s = NowSeconds();
-                                                     std::copy(block.places.begin(),
-                                                               block.places.end(),
-                                                               e.pages().begin());
-                                                   },
-                                                   block.link));
+  KVMILL_ASSIGN_OR_RETURN(const EntryId entry,
+                          index_.Insert(
+                              block.id, block.places.size(),
+                              [&](BlockEntry& e) {
+                                e.token_count = block.token_count;
+                                e.flags = block.flags;
+                                e.references = block.referenced != nullptr ? 1 : 0;
+                                e.inserted_at_s = NowSeconds();
+                                std::copy(block.places.begin(), block.places.end(),
+                                          e.pages().begin());
+                              },
+                              block.link));
   if (telling.wanted()) telling.Note(block.id);
   policy(Tier::kHost).Insert(entry, traits);
   CountBlock(Tier::kHost, block.places.size(), +1);
+  if (block.referenced != nullptr) *block.referenced = entry;
   return absl::OkStatus();
 }
 

@@ -75,6 +75,7 @@ class MemoryTiers {
     std::uint8_t flags = 0;
     RunLink link;
     absl::Span<const PagePlace> places;
+    EntryId* referenced = nullptr;  // If given: the entry, which the caller refers to (Release).
   };
   absl::Status AddNew(const NewBlock& block);
   // A reference to a block that is on disk, wherever else it is; kNoEntry when it is not there. A

@@ -49,6 +49,9 @@
 
 namespace kvmill {
 
+class BlockHold;  // storage/block_hold.h
+struct BlockHoldListener;
+
 // A pinned block: its pages stay where they are, and unchanged, until the last reference is gone.
 // Movable. May not outlive the store.
 class BlockRef {
@@ -147,6 +150,14 @@ class TieredStore {
   absl::StatusOr<BlockCopy> BeginCopy(const BlockId& id, const BlockOrigin& origin,
                                       absl::Span<const std::uint32_t> page_bytes,
                                       absl::Duration room_wait);
+
+  // Holds the block, sealed or not, or what will be stored under this id next: what there is of it
+  // stays, and its finished layers can be read (storage/block_hold.h). Pages are in host memory; of
+  // a block that is on the GPU, a copy. Held pages cannot be evicted, so whoever holds bounds them.
+  // INVALID_ARGUMENT as BeginStore, or the block is there with another origin. RESOURCE_EXHAUSTED:
+  // it is on disk, and there is no host room to load it into. `path` as for Fetch.
+  absl::StatusOr<std::shared_ptr<BlockHold>> Hold(const BlockId& id, const BlockOrigin& origin,
+                                                  FetchPath path, BlockHoldListener listener);
 
   // Waits until these blocks are durable; `results[i]` (same size) is OK when ids[i] is, NOT_FOUND
   // when it is not in the store any more, else why not. FAILED_PRECONDITION when there is no disk
@@ -290,6 +301,7 @@ class TieredStore {
 
  private:
   friend class BlockCopy;
+  friend class BlockHold;
   friend class BlockRef;
   friend class BlockWriter;
   class Impl;

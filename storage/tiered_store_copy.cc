@@ -119,14 +119,19 @@ absl::StatusOr<BlockCopy> TieredStore::BeginCopy(const BlockId& id, const BlockO
 
 void TieredStore::Impl::EndAssembly(const BlockId& id) {
   std::shared_ptr<BlockWriter::Assembly> ended;
+  Holds expecting, following;
   {
     MutexLock lock(assemblies_mu_);
+    expecting = HoldsOf(id, nullptr);
     if (auto it = assemblies_.find(id); it != assemblies_.end()) {
       ended = std::move(it->second);
       assemblies_.erase(it);
+      following = HoldsOf(id, ended.get());
     }
   }
   if (ended != nullptr) ended->SealedElsewhere();
+  SealHolds(id, expecting);
+  FailHolds(following, absl::AlreadyExistsError("a copy from another node was sealed first"));
 }
 
 }  // namespace kvmill

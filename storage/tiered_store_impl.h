@@ -20,6 +20,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "storage/assembly.h"
+#include "storage/block_hold.h"
 #include "storage/block_index.h"
 #include "storage/core/mutex.h"
 #include "storage/disk_loader.h"
@@ -46,8 +47,9 @@ class TieredStore::Impl : public AssemblyHost {
   const Clock& clock() const override { return clock_; }
   absl::Status AcquirePages(TenantId tenant, std::size_t page_bytes, std::size_t count,
                             std::vector<SlotRef>* slots) override;
-  absl::Status Commit(SealedBlock block) override;
-  void Abandoned(const BlockId& id) override;
+  void LayerFinished(const BlockWriter::Assembly& assembly, std::uint32_t layer) override;
+  absl::Status Commit(const BlockWriter::Assembly& assembly, SealedBlock* block) override;
+  void Abandoned(const BlockWriter::Assembly& assembly, const absl::Status& why) override;
   void ObserveEncode(double seconds) override {
     counters_.ObserveStage(Stage::kStoreEncode, seconds);
   }
@@ -65,9 +67,21 @@ class TieredStore::Impl : public AssemblyHost {
   // A sealed block becomes visible, and is on its way to disk or GPU. Its pages are published;
   // takes them over unless it fails, as MemoryTiers::AddNew does.
   absl::Status Enter(const BlockId& id, const BlockOrigin& origin,
-                     absl::Span<const PagePlace> places);
+                     absl::Span<const PagePlace> places, EntryId* referenced = nullptr);
   // The block was sealed by a copy: nobody assembles it any more.
   void EndAssembly(const BlockId& id);
+  // --- Holds (block_hold.cc). Listeners hear of it once no lock is held. ---
+  using Holds = std::vector<std::shared_ptr<BlockHold>>;  // Shared with those who hold.
+  // Those that follow this assembly of the block; null: that wait for one.
+  Holds HoldsOf(const BlockId& id, const BlockWriter::Assembly* assembly) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(assemblies_mu_);
+  // Those that wait follow it, but for `strange` ones, which expected another origin.
+  void Follow(const std::shared_ptr<BlockWriter::Assembly>& assembly, Holds* strange)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(assemblies_mu_);
+  void SealHolds(const BlockId& id, const Holds& holds);
+  void FailHolds(const Holds& holds, const absl::Status& why);
+  void Unhold(const BlockId& id);  // One of them is being destroyed.
+
   // Another number when the block was removed meanwhile (or, seldom, another one was).
   std::uint32_t RemovalsOf(const BlockId& id) const {
     return removals_[HashOf(id) % removals_.size()].load(std::memory_order_acquire);
@@ -120,6 +134,10 @@ class TieredStore::Impl : public AssemblyHost {
   // Shared: the table, every writer, and a time-out that gives up while writers are inside.
   absl::flat_hash_map<BlockId, std::shared_ptr<BlockWriter::Assembly>> assemblies_
       ABSL_GUARDED_BY(assemblies_mu_);
+  // Weak: the last of those who hold lets go.
+  absl::flat_hash_map<BlockId, std::vector<std::weak_ptr<BlockHold>>> holds_
+      ABSL_GUARDED_BY(assemblies_mu_);
+  std::atomic<std::size_t> hold_count_{0};  // In holds_; read without the lock.
   // Removals so far, by hash of what was removed: copies that run know by them.
   std::array<std::atomic<std::uint32_t>, 1024> removals_{};
 

@@ -78,10 +78,15 @@ absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> TieredStore::Impl::BeginS
     counters_.rejected_blocks.Add();
     return prepared;
   }
-  MutexLock lock(assemblies_mu_);
-  KVMILL_ASSIGN_OR_RETURN(std::shared_ptr<BlockWriter::Assembly> joined, Join(id, origin));
-  if (joined != nullptr) return joined;
-  assemblies_[id] = made;
+  Holds strange;
+  {
+    MutexLock lock(assemblies_mu_);
+    KVMILL_ASSIGN_OR_RETURN(std::shared_ptr<BlockWriter::Assembly> joined, Join(id, origin));
+    if (joined != nullptr) return joined;
+    assemblies_[id] = made;
+    Follow(made, &strange);
+  }
+  FailHolds(strange, absl::AbortedError("it is stored with another parent, index or token count"));
   return made;
 }
 
@@ -101,7 +106,7 @@ absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> TieredStore::Impl::Join(
 }
 
 absl::Status TieredStore::Impl::Enter(const BlockId& id, const BlockOrigin& origin,
-                                      absl::Span<const PagePlace> places) {
+                                      absl::Span<const PagePlace> places, EntryId* referenced) {
   MemoryTiers::NewBlock entry;
   entry.id = id;
   entry.parent = origin.parent;
@@ -111,6 +116,7 @@ absl::Status TieredStore::Impl::Enter(const BlockId& id, const BlockOrigin& orig
   entry.flags =
       static_cast<std::uint8_t>(write_behind_ != nullptr ? kInHost | kUnwritten : kInHost);
   entry.places = places;
+  entry.referenced = referenced;
   KVMILL_RETURN_IF_ERROR(tiers_->AddNew(entry));
   if (write_behind_ != nullptr) {
     write_behind_->Enqueue(id, origin.parent, entry.link);
@@ -120,37 +126,54 @@ absl::Status TieredStore::Impl::Enter(const BlockId& id, const BlockOrigin& orig
   return absl::OkStatus();
 }
 
-absl::Status TieredStore::Impl::Commit(SealedBlock block) {
-  std::vector<PagePlace> places(block.slots.size());
+absl::Status TieredStore::Impl::Commit(const BlockWriter::Assembly& assembly, SealedBlock* block) {
+  std::vector<PagePlace> places(block->slots.size());
   for (std::size_t i = 0; i < places.size(); ++i)
-    places[i] = PagePlace{block.slots[i], block.page_bytes[i], 0};
-  const absl::Status entered = Enter(block.id, block.origin, places);
+    places[i] = PagePlace{block->slots[i], block->page_bytes[i], 0};
+  // A block whose pages somebody may be reading must not leave before its holds refer to it. Who
+  // follows the assembly was counted before its seal began: both orders are sequentially
+  // consistent.
+  EntryId entry = kNoEntry;
+  const bool held = hold_count_.load() != 0;
+  const absl::Status entered = Enter(block->id, block->origin, places, held ? &entry : nullptr);
+  Holds holds, expecting;
   {
     MutexLock lock(assemblies_mu_);
-    assemblies_.erase(block.id);
+    assemblies_.erase(block->id);
+    holds = HoldsOf(block->id, &assembly);
+    expecting = HoldsOf(block->id, nullptr);
   }
   if (!entered.ok()) {
-    for (SlotRef slot : block.slots) pool_->Release(slot);
+    FailHolds(holds, entered);
     return entered;
   }
+  SealHolds(block->id, holds);
+  SealHolds(block->id, expecting);
+  if (entry != kNoEntry) tiers_->Release(entry);
   counters_.stored_blocks.Add();
-  if (block.raw_heads > 0) counters_.raw_blocks.Add();
+  if (block->raw_heads > 0) counters_.raw_blocks.Add();
   const std::size_t format =
-      FormatNameIndex(FormatOf(block.space->spec, block.space->spec.groups[block.id.group]));
-  counters_.raw_bytes_ingested[format].Add(block.raw_bytes);
-  counters_.encoded_bytes_stored[format].Add(block.stored_bytes);
+      FormatNameIndex(FormatOf(block->space->spec, block->space->spec.groups[block->id.group]));
+  counters_.raw_bytes_ingested[format].Add(block->raw_bytes);
+  counters_.encoded_bytes_stored[format].Add(block->stored_bytes);
   return absl::OkStatus();
 }
 
-void TieredStore::Impl::Abandoned(const BlockId& id) {
+void TieredStore::Impl::Abandoned(const BlockWriter::Assembly& assembly, const absl::Status& why) {
   counters_.rejected_blocks.Add();
   // The pages go back to the pool with the last writer, outside the lock.
   std::shared_ptr<BlockWriter::Assembly> dropped;
-  MutexLock lock(assemblies_mu_);
-  if (auto it = assemblies_.find(id); it != assemblies_.end()) {
-    dropped = std::move(it->second);
-    assemblies_.erase(it);
+  Holds holds;
+  {
+    MutexLock lock(assemblies_mu_);
+    if (auto it = assemblies_.find(assembly.id());
+        it != assemblies_.end() && it->second.get() == &assembly) {
+      dropped = std::move(it->second);
+      assemblies_.erase(it);
+    }
+    holds = HoldsOf(assembly.id(), &assembly);
   }
+  FailHolds(holds, why);
 }
 
 void TieredStore::Impl::GiveUpStaleAssemblies() {
