@@ -28,6 +28,11 @@ bool HasFiniteScales(const TileFormat& format, absl::Span<const std::byte> recor
 
 }  // namespace
 
+SlotKind SlotKindOf(const NamespaceSpec& spec, const BlockOrigin& origin) {
+  const bool raw = origin.token_count < spec.block_tokens || origin.block_index < spec.sink_blocks;
+  return raw ? SlotKind::kRaw : SlotKind::kTile;
+}
+
 BlockWriter::Assembly::Assembly(AssemblyHost& host, OpenedNamespace& space, const BlockId& id,
                                 const BlockOrigin& origin)
     : host_(host),
@@ -36,8 +41,7 @@ BlockWriter::Assembly::Assembly(AssemblyHost& host, OpenedNamespace& space, cons
       origin_(origin),
       group_(space.spec.groups[id.group]),
       format_(FormatOf(space.spec, group_)),
-      raw_(origin.token_count < space.spec.block_tokens ||
-           origin.block_index < space.spec.sink_blocks),
+      raw_(SlotKindOf(space.spec, origin) == SlotKind::kRaw),
       layer_count_(static_cast<std::uint32_t>(group_.layers.size())),
       head_count_(group_.kv_heads),
       layers_(layer_count_),

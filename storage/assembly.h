@@ -55,6 +55,10 @@ class AssemblyHost {
   virtual void ObserveEncode(double seconds) = 0;
 };
 
+// What every head of the block is stored as: raw in sink blocks and tails, else a tile (but for
+// heads that none holds).
+SlotKind SlotKindOf(const NamespaceSpec& spec, const BlockOrigin& origin);
+
 class HeadSource;  // storage/head_source.h
 
 // Thread-safe. Kept alive by shared_ptr: writers on any thread, and the store's table. Pages that

@@ -34,6 +34,16 @@ class BlockCopy {
   // Commit or the end of this object.
   absl::Span<const absl::Span<std::byte>> pages() const { return pages_; }
 
+  // --- Of a block that comes while it is assembled elsewhere ---
+  // Another length for the page of a layer, before it is received: pages with raw heads are longer
+  // than TieredStore::PlainPageBytes said, which is known when the layer is finished. Nothing when
+  // it has that length. On an error, as of BeginCopy, the page stays as it is.
+  absl::Status ResizePage(std::size_t layer, std::uint32_t page_bytes, absl::Duration room_wait);
+  // The checks of Commit for one page, which nobody may be writing. DATA_LOSS.
+  absl::Status CheckPage(std::size_t layer) const;
+  // PagesDigest of what is there: to compare with that of the block that was sealed, before Commit.
+  std::uint64_t Digest() const;
+
   // Verifies every page on the calling thread (VerifyPage: namespace, key, group, layer, format,
   // tokens, every checksum; all heads are there) and seals the block: from then on it is like one
   // that was assembled here. The pages must not be written any more. Valid no more afterwards,

@@ -151,6 +151,9 @@ class TieredStore {
                                       absl::Span<const std::uint32_t> page_bytes,
                                       absl::Duration room_wait);
 
+  // Bytes of each page of such a block when a tile holds every head of it.
+  absl::StatusOr<std::uint32_t> PlainPageBytes(const BlockId& id, const BlockOrigin& origin) const;
+
   // Holds the block, sealed or not, or what will be stored under this id next: what there is of it
   // stays, and its finished layers can be read (storage/block_hold.h). Pages are in host memory; of
   // a block that is on the GPU, a copy. Held pages cannot be evicted, so whoever holds bounds them.

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "storage/core/pages_digest.h"
 #include "storage/core/status_macros.h"
 #include "storage/tiered_store_impl.h"
 
@@ -18,6 +19,21 @@ absl::Status CheckWhole(absl::Span<const std::byte> page) {
     }
   }
   return absl::OkStatus();
+}
+
+// Whether a page of such a block can have so many bytes.
+absl::Status CheckPageBytes(const OpenedNamespace& space, const BlockId& id,
+                            const BlockOrigin& origin, std::uint32_t bytes) {
+  const LayerGroup& group = space.spec.groups[id.group];
+  const std::size_t bytes_max = UniformPageBytes(FormatOf(space.spec, group), origin.token_count,
+                                                 SlotKind::kRaw, group.kv_heads);
+  if (bytes >= PageHeaderBytes(group.kv_heads) && bytes <= bytes_max &&
+      bytes % kPageAlignment == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("a page of ", bytes, " bytes: want ",
+                                                 PageHeaderBytes(group.kv_heads), " to ", bytes_max,
+                                                 ", a multiple of ", kPageAlignment));
 }
 
 }  // namespace
@@ -46,15 +62,42 @@ void BlockCopy::Drop() {
   store.tiers_->RoomMayHaveComeFree();
 }
 
+absl::Status BlockCopy::ResizePage(std::size_t layer, std::uint32_t page_bytes,
+                                   absl::Duration room_wait) {
+  TieredStore::Impl& store = *store_->impl_;
+  const OpenedNamespace& space = *store.namespaces_.Find(id_.namespace_id);
+  if (layer >= pages_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer, " of a copy of ", pages_.size(), " pages"));
+  }
+  if (page_bytes == pages_[layer].size()) return absl::OkStatus();
+  KVMILL_RETURN_IF_ERROR(CheckPageBytes(space, id_, origin_, page_bytes));
+  std::vector<SlotRef> slot;
+  KVMILL_RETURN_IF_ERROR(
+      store.tiers_->AcquirePages(space.tenant_id, {page_bytes}, room_wait, &slot));
+  store.pool_->Release(slots_[layer]);
+  slots_[layer] = slot[0];
+  pages_[layer] = store.pool_->Bytes(slot[0]).first(page_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status BlockCopy::CheckPage(std::size_t layer) const {
+  const OpenedNamespace& space = *store_->impl_->namespaces_.Find(id_.namespace_id);
+  KVMILL_RETURN_IF_ERROR(
+      VerifyPage(IdentityOfPage(space, id_, layer, origin_.token_count), pages_[layer]));
+  return CheckWhole(pages_[layer]);
+}
+
+std::uint64_t BlockCopy::Digest() const {
+  const std::vector<absl::Span<const std::byte>> pages(pages_.begin(), pages_.end());
+  return PagesDigest(pages);
+}
+
 absl::Status BlockCopy::Commit() {
   if (!valid()) return absl::FailedPreconditionError("the copy was committed or dropped before");
   TieredStore::Impl& store = *store_->impl_;
-  const OpenedNamespace& space = *store.namespaces_.Find(id_.namespace_id);
   absl::Status status;
-  for (std::size_t i = 0; i < pages_.size() && status.ok(); ++i) {
-    status = VerifyPage(IdentityOfPage(space, id_, i, origin_.token_count), pages_[i]);
-    if (status.ok()) status = CheckWhole(pages_[i]);
-  }
+  for (std::size_t i = 0; i < pages_.size() && status.ok(); ++i) status = CheckPage(i);
   if (!status.ok()) {
     store.counters_.checksum_failures[Index(Tier::kPeer)].Add();
   } else if (store.RemovalsOf(id_) != removals_) {
@@ -87,16 +130,8 @@ absl::StatusOr<BlockCopy> TieredStore::BeginCopy(const BlockId& id, const BlockO
                                                    " pages: layer group ", int{id.group}, " has ",
                                                    group.layers.size()));
   }
-  const std::size_t page_bytes_max =
-      UniformPageBytes(FormatOf(space.spec, group), origin.token_count, SlotKind::kRaw,  //
-                       group.kv_heads);
   for (const std::uint32_t bytes : page_bytes) {
-    if (bytes < PageHeaderBytes(group.kv_heads) || bytes > page_bytes_max ||
-        bytes % kPageAlignment != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a page of ", bytes, " bytes: want ", PageHeaderBytes(group.kv_heads),
-                       " to ", page_bytes_max, ", a multiple of ", kPageAlignment));
-    }
+    KVMILL_RETURN_IF_ERROR(CheckPageBytes(space, id, origin, bytes));
   }
   BlockCopy copy;
   // Before the look: a removal in between must not be undone.
@@ -115,6 +150,15 @@ absl::StatusOr<BlockCopy> TieredStore::BeginCopy(const BlockId& id, const BlockO
     copy.pages_.push_back(impl_->pool_->Bytes(copy.slots_[i]).first(page_bytes[i]));
   }
   return copy;
+}
+
+absl::StatusOr<std::uint32_t> TieredStore::PlainPageBytes(const BlockId& id,
+                                                          const BlockOrigin& origin) const {
+  KVMILL_RETURN_IF_ERROR(impl_->CheckOrigin(id, origin));
+  const NamespaceSpec& spec = impl_->namespaces_.Find(id.namespace_id)->spec;
+  const LayerGroup& group = spec.groups[id.group];
+  return static_cast<std::uint32_t>(UniformPageBytes(FormatOf(spec, group), origin.token_count,
+                                                     SlotKindOf(spec, origin), group.kv_heads));
 }
 
 void TieredStore::Impl::EndAssembly(const BlockId& id) {

@@ -264,6 +264,45 @@ TEST_F(BlockHoldTest, ACopyThatIsSealedFirstEndsWhatFollowsAnotherAssembly) {
   EXPECT_EQ(heard_.ended, 2);
 }
 
+TEST_F(BlockHoldTest, ABlockIsCopiedLayerByLayerWhileItIsAssembled) {
+  Open(false);
+  auto other = *TieredStore::Create(options_, clock_, nullptr);
+  const BlockId there{other->OpenNamespace("elsewhere", Spec())->id, 0, Key(1)};
+  const std::uint32_t plain = *store_->PlainPageBytes(Id(1), kWhole);
+  const std::vector<std::uint32_t> sizes(kLayers, plain);
+  auto copy = other->BeginCopy(there, kWhole, sizes, absl::ZeroDuration());
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  const auto hold = Hold(1);
+  BlockWriter writer = Begin(1);
+  const auto pull = [&](std::uint32_t layer) {
+    const absl::Span<const std::byte> page = hold->Page(layer);
+    ASSERT_FALSE(page.empty());
+    ASSERT_TRUE(
+        copy->ResizePage(layer, static_cast<std::uint32_t>(page.size()), absl::ZeroDuration())
+            .ok());
+    std::copy(page.begin(), page.end(), copy->pages()[layer].begin());
+    EXPECT_TRUE(copy->CheckPage(layer).ok()) << copy->CheckPage(layer);
+  };
+  // A head that no tile holds makes its page longer than anyone could know.
+  Values large = ValuesOf(1);
+  std::fill(large.begin(), large.end(), FloatToFloat16(60000.0f));
+  ASSERT_TRUE(WriteHead(writer, large, 1, 0).ok());
+  ASSERT_TRUE(Write(writer, 1, 1, 1).ok());
+  pull(1);
+  EXPECT_GT(copy->pages()[1].size(), plain);
+  EXPECT_FALSE(copy->CheckPage(0).ok()) << "it has not come";
+  EXPECT_TRUE(absl::IsInvalidArgument(copy->ResizePage(0, 100, absl::ZeroDuration())));
+  EXPECT_TRUE(absl::IsInvalidArgument(copy->ResizePage(2, plain, absl::ZeroDuration())));
+  ASSERT_TRUE(WriteLayer(writer, 1, 0).ok());
+  pull(0);
+  EXPECT_EQ(copy->pages()[0].size(), plain);
+  EXPECT_EQ(copy->Digest(), hold->digest());
+  ASSERT_TRUE(copy->Commit().ok());
+  const auto ref = other->Fetch(there);
+  ASSERT_TRUE(ref.ok());
+  EXPECT_EQ(Bytes(ref->pages()[1]), Bytes(hold->Page(1)));
+}
+
 // Ranks write, holds come and go and read what is finished, memory is short: every page that is
 // ever read is one that is sealed, or was.
 TEST_F(BlockHoldTest, ReadersOfUnsealedPagesNeverSeeThemChange) {
