@@ -26,6 +26,8 @@ GRACE = 6
 # What a client may wait for an answer of a daemon that lives, whatever its peers do. Far above what it should be, since the
 # machine may be busy, and far below every deadline that a hanging call would meet.
 PATIENCE_MS = 4000
+WHOLE_BLOCKS = 4  # Of a sequence of cluster_client; tails are found where they were stored.
+FOUND = 10        # Seconds within which everybody finds what somebody stored.
 
 
 class Failed(Exception):
@@ -245,8 +247,8 @@ class Node(Process):
         ucx = [] if self.address == "::1" else ["--ucx", self.address]
         self.spawn(self.net.command(
             self.host, self.programs.kvmilld, "--socket", self.socket, "--data-dir", os.path.join(self.folder, "data"),
-            "--host-bytes", "64MiB", "--disk-bytes", "1GiB", "--listen", self.listen, *ucx, "--insecure", "--node-id", self.name,
-            "--cluster", self.cluster, "--lease-ttl", f"{LEASE}s", "--member-grace", f"{GRACE}s", "--drain-timeout", "5s",
+            "--host-bytes", "64MiB", "--huge-pages", "off", "--disk-bytes", "1GiB", "--listen", self.listen, *ucx, "--insecure",
+            "--node-id", self.name, "--cluster", self.cluster, "--lease-ttl", f"{LEASE}s", "--member-grace", f"{GRACE}s", "--drain-timeout", "5s",
             *self.flags), stdout=subprocess.PIPE)
         if wait:
             self.wait()
@@ -304,7 +306,8 @@ class Load(Process):
     def __init__(self, node, mode, sets, first, count, threads=1, pause_ms=5, seed=1):
         super().__init__(os.path.join(node.folder, f"load-{mode}-{seed}.log"))
         self.node = node
-        self.spawn(node.net.command(node.host, node.programs.client, node.server, mode, sets, *map(str, (first, count, threads, pause_ms, seed))),
+        self.spawn(node.net.command(node.host, node.programs.client, node.server, mode, sets,
+                                    *map(str, (first, count, threads, pause_ms, seed))),
                    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.report()
 
@@ -387,14 +390,26 @@ class Cluster:
     def start_load(self, name, mode="load", count=30, sets=None, **options):
         self.loads[name] = Load(self.nodes[name], mode, sets or name, 0, count, **options)
 
-    def expect_loads_well(self, names, what):
+    def expect_loads_well(self, names, what, hits=True):
         for name in names:
-            self.loads[name].expect_well(what)
+            self.loads[name].expect_well(what, hits)
 
     def forget_loads(self, names):
         """What happened until now does not count."""
         for name in names:
             self.loads[name].report()
+
+    def expect_found(self, names, sets, count):
+        """Until all of `names` have all whole blocks of the first `count` sequences of each set; the seconds."""
+        want = WHOLE_BLOCKS * count * len(sets.split(","))
+        seen = {}
+
+        def all_found():
+            for name in names:
+                seen[name] = self.nodes[name].once("check", sets, 0, count)
+                check(not seen[name]["errors"], f"{name}: {seen[name]}")
+            return all(report["hits"] >= want for report in seen.values())
+        return until(FOUND, all_found, lambda: f"{want} hits: {seen}")
 
     def expect_no_crash(self):
         check(self.net.process.poll() is None, "net_wire ended")
