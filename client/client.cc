@@ -275,12 +275,15 @@ void Client::FindNamespaceAsync(absl::string_view name, CallOptions call,
   if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
   v1::DescribeRequest request;
   request.mutable_namespace_()->set_name(std::string(name));
-  impl_->Call<v1::NamespaceInfo, ClientNamespace>(
-      impl_->DeadlineOf(call),
-      [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
-        return channel.engine->PrepareAsyncDescribe(context, request, queue);
-      },
-      &NamespaceFromProto, std::move(done));
+  impl_->Describe(request, impl_->DeadlineOf(call), std::move(done));
+}
+
+void Client::FindNamespaceAsync(const Fingerprint& fingerprint, CallOptions call,
+                                Done<ClientNamespace> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  v1::DescribeRequest request;
+  request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(fingerprint)));
+  impl_->Describe(request, impl_->DeadlineOf(call), std::move(done));
 }
 
 void Client::LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys,

@@ -365,6 +365,9 @@ class Client {
   // One that was registered before, by name. NOT_FOUND.
   absl::StatusOr<ClientNamespace> FindNamespace(absl::string_view name, CallOptions call = {});
   void FindNamespaceAsync(absl::string_view name, CallOptions call, Done<ClientNamespace> done);
+  // The same by its fingerprint, under whatever name.
+  void FindNamespaceAsync(const Fingerprint& fingerprint, CallOptions call,
+                          Done<ClientNamespace> done);
 
   // --- Blocks ---
   // How many of the first `keys` (those of a sequence, from its first block on) are there, and

@@ -126,6 +126,15 @@ class Client::Impl {
         std::move(done));
   }
 
+  void Describe(const v1::DescribeRequest& request, Deadline deadline, Done<ClientNamespace> done) {
+    Call<v1::NamespaceInfo, ClientNamespace>(
+        deadline,
+        [request](Channel& channel, auto* context, auto* queue) {
+          return channel.engine->PrepareAsyncDescribe(context, request, queue);
+        },
+        &NamespaceFromProto, std::move(done));
+  }
+
   void Unregister(const SessionPtr& session, std::uint64_t registration, Deadline deadline,
                   std::function<void(absl::Status)> done);
   // The daemon knows the memory; now it gets what can be shared of it.

@@ -106,39 +106,80 @@ void PeerPull::Pull(Peers::CallId call, const Member& member, const Fingerprint&
   op.deadline_nanos = deadline_nanos;
   op.done = std::move(done);
   absl::Status status = Check(blocks, deadline_nanos);
-  const absl::StatusOr<TieredStore::NamespaceInfo> space =
-      store_.FindNamespace(kDefaultTenant, fingerprint);
-  if (status.ok() && !space.ok()) {
-    status =
-        absl::FailedPreconditionError("a pull of blocks of a namespace that nobody opened here");
-  }
   if (!status.ok()) {
+    op.bad = true;
     op.timer = loop_.After(0, [this, call, status] { Finish(call, status); });
     return;
   }
-  op.namespace_id = space->id;
-  auto ns = std::make_shared<ClientNamespace>();
-  ns->name = space->name;
-  ns->fingerprint = space->fingerprint;
-  ns->spec = space->spec;
-  op.ns = std::move(ns);
-  op.block_bytes = BytesOfBlock(op.ns->spec);
-  for (std::size_t i = 0; i < blocks.keys.size(); ++i) {
-    PullBatch::Wanted& wanted = op.wanted.emplace_back();
-    wanted.key = blocks.keys[i];
-    wanted.origin.token_count = op.ns->spec.block_tokens;
-    wanted.origin.index_known = !blocks.anchor.empty();
-    if (!wanted.origin.index_known) continue;
-    wanted.origin.block_index = blocks.places[i];
-    wanted.origin.anchor_hash = KeyHash(fingerprint, blocks.anchor);
-  }
-  op.statuses.resize(op.wanted.size());
+  op.fingerprint = fingerprint;
+  op.blocks = std::move(blocks);
+  const auto space = store_.FindNamespace(kDefaultTenant, fingerprint);
+  if (space.ok()) SetNamespace(&op, *space);
   op.timer = loop_.At(deadline_nanos, [this, call] {
     Finish(call, absl::DeadlineExceededError("the peer did not send the blocks in time"));
   });
   queue_.push_back(call);
   // Not within this call: a peer that cannot be reached may be known at once.
   loop_.Post(IfAlive([this] { Pump(); }));
+}
+
+void PeerPull::SetNamespace(Op* op, const TieredStore::NamespaceInfo& space) {
+  auto ns = std::make_shared<ClientNamespace>();
+  ns->name = space.name;
+  ns->fingerprint = space.fingerprint;
+  ns->spec = space.spec;
+  op->namespace_id = space.id;
+  op->ns = std::move(ns);
+  op->block_bytes = BytesOfBlock(space.spec);
+  for (std::size_t i = 0; i < op->blocks.keys.size(); ++i) {
+    PullBatch::Wanted& wanted = op->wanted.emplace_back();
+    wanted.key = op->blocks.keys[i];
+    wanted.origin.token_count = space.spec.block_tokens;
+    wanted.origin.index_known = !op->blocks.anchor.empty();
+    if (!wanted.origin.index_known) continue;
+    wanted.origin.block_index = op->blocks.places[i];
+    wanted.origin.anchor_hash = KeyHash(op->fingerprint, op->blocks.anchor);
+  }
+  op->statuses.resize(op->wanted.size());
+}
+
+void PeerPull::Learn(Peers::CallId call, Op* op, const LinkPtr& link) {
+  op->learning = true;
+  const auto learned = [this, alive = std::weak_ptr<bool>(alive_), &loop = loop_,
+                        call](absl::StatusOr<TieredStore::NamespaceInfo> space) {
+    loop.Post([this, alive, call, space = std::move(space)] {
+      if (!alive.expired()) Learned(call, space);
+    });
+  };
+  // Opening it may write to the disk.
+  link->client->FindNamespaceAsync(
+      op->fingerprint, {},
+      [&store = store_, &sealers = sealers_, fingerprint = op->fingerprint,
+       learned](absl::StatusOr<ClientNamespace> found) {
+        if (!found.ok()) return learned(found.status());
+        sealers.Post([&store, fingerprint, learned, spec = std::move(found->spec)]() mutable {
+          spec.tenant = kDefaultTenant;
+          if (FingerprintOf(spec) != fingerprint) {
+            return learned(absl::DataLossError("the peer describes another namespace"));
+          }
+          learned(store.OpenNamespace(absl::StrCat("peer-", ToHex(fingerprint)), spec));
+        });
+      });
+}
+
+void PeerPull::Learned(Peers::CallId call,
+                       const absl::StatusOr<TieredStore::NamespaceInfo>& space) {
+  const auto found = ops_.find(call);
+  if (found == ops_.end()) return;
+  Op& op = found->second;
+  if (space.ok()) {
+    SetNamespace(&op, *space);
+  } else if (absl::IsNotFound(space.status())) {
+    Finish(call, std::vector<absl::Status>(op.blocks.keys.size(), space.status()));
+  } else {
+    Finish(call, space.status());
+  }
+  Pump();
 }
 
 void PeerPull::Cancel(Peers::CallId call) {
@@ -199,8 +240,9 @@ void PeerPull::Pump() {
         continue;
       }
     } else if (!peer.greeting) {
-      SayHello(*link, *op.ns);
+      SayHello(*link, op.fingerprint);
     }
+    if (peer.greeted && op.ns == nullptr && !op.learning) Learn(call, &op, *link);
     while (peer.greeted && op.next < op.wanted.size()) {
       const std::size_t count =
           std::min<std::size_t>(op.wanted.size() - op.next,
@@ -212,7 +254,7 @@ void PeerPull::Pump() {
       if (!fits(peer.in_flight, options_.peer) || !fits(in_flight_, options_.all)) break;
       StartBatch(call, &op, *link, count);
     }
-    if (op.next == op.wanted.size()) {
+    if (op.ns != nullptr && op.next == op.wanted.size()) {
       queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
       ++i;
@@ -302,8 +344,10 @@ void PeerPull::BatchEnded(Peers::CallId call, const LinkPtr& link, std::size_t f
   Pump();
 }
 
-void PeerPull::SayHello(const LinkPtr& link, const ClientNamespace& ns) {
+void PeerPull::SayHello(const LinkPtr& link, const Fingerprint& fingerprint) {
   link->greeting = true;
+  ClientNamespace ns;
+  ns.fingerprint = fingerprint;
   // A call that asks for nothing: whatever its answer is, it says who answers.
   CallOptions call;
   call.timeout = kHelloTimeout;
@@ -353,7 +397,7 @@ void PeerPull::FailPullsFrom(const Member& member, const absl::Status& why) {
   const LinkId id(member);
   std::vector<Peers::CallId> failed;
   for (const auto& [call, op] : ops_) {
-    if (op.ns != nullptr && LinkId(op.member) == id) failed.push_back(call);
+    if (!op.bad && LinkId(op.member) == id) failed.push_back(call);
   }
   for (const Peers::CallId call : failed) Finish(call, why);
 }
@@ -364,7 +408,7 @@ void PeerPull::Finish(Peers::CallId call, absl::StatusOr<std::vector<absl::Statu
   Op& op = node.mapped();
   loop_.Cancel(op.timer);
   for (const auto& batch : op.batches) batch->Stop();
-  if (op.next < op.wanted.size()) {
+  if (!op.bad && (op.ns == nullptr || op.next < op.wanted.size())) {
     queue_.erase(std::remove(queue_.begin(), queue_.end(), call), queue_.end());
   }
   if (!result.ok()) counters_.failed_pulls.fetch_add(1, std::memory_order_relaxed);

@@ -68,8 +68,10 @@ class PeerPull final {
   // latest. `call` names it for Cancel, and is the caller's. Statuses of blocks: OK also when it
   // was here before; NOT_FOUND; DATA_LOSS; RESOURCE_EXHAUSTED, no room for it here; ABORTED, it was
   // removed here meanwhile. Errors of all: UNAVAILABLE, nobody answers at the member's address, or
-  // it is another process than the member names; DEADLINE_EXCEEDED; FAILED_PRECONDITION, this node
-  // does not know the namespace; INVALID_ARGUMENT; RESOURCE_EXHAUSTED, too many pulls.
+  // it is another process than the member names; DEADLINE_EXCEEDED; INVALID_ARGUMENT;
+  // RESOURCE_EXHAUSTED, too many pulls.
+  // A namespace that this node does not know is learned from the peer, and opened under a name that
+  // no engine uses ("peer-" and its fingerprint): what engines call it stays their own choice.
   // Only whole blocks are pulled: one that comes with fewer tokens is DATA_LOSS.
   void Pull(Peers::CallId call, const Member& member, const Fingerprint& fingerprint,
             RunKeys blocks, std::int64_t deadline_nanos,
@@ -101,11 +103,15 @@ class PeerPull final {
   };
   struct Op {
     Member member;
+    Fingerprint fingerprint{};
+    RunKeys blocks;
+    bool bad = false;       // It only waits to be told so.
+    bool learning = false;  // The peer was asked for the namespace.
     std::int64_t deadline_nanos = 0;
     NamespaceId namespace_id = 0;
-    std::shared_ptr<const ClientNamespace> ns;  // Shared with the batches.
+    std::shared_ptr<const ClientNamespace> ns;  // Shared with the batches. Null: not known here.
     std::uint64_t block_bytes = 0;              // Of a whole block in tiles.
-    std::vector<PullBatch::Wanted> wanted;
+    std::vector<PullBatch::Wanted> wanted;      // Empty until the namespace is known.
     std::vector<absl::Status> statuses;
     std::size_t next = 0;  // The first block that no batch asks for.
     std::size_t answered = 0;
@@ -116,13 +122,17 @@ class PeerPull final {
 
   absl::Status Check(const RunKeys& blocks, std::int64_t deadline_nanos) const;
   absl::StatusOr<LinkPtr> LinkOf(const Member& member);
+  void SetNamespace(Op* op, const TieredStore::NamespaceInfo& space);
+  // Asks the peer for the namespace and opens it here.
+  void Learn(Peers::CallId call, Op* op, const LinkPtr& link);
+  void Learned(Peers::CallId call, const absl::StatusOr<TieredStore::NamespaceInfo>& space);
   // Starts whatever may start.
   void Pump();
   void StartBatch(Peers::CallId call, Op* op, const LinkPtr& link, std::size_t count);
   void BatchEnded(Peers::CallId call, const LinkPtr& link, std::size_t first,
                   const std::shared_ptr<PullBatch>& batch, PullBatch::Result result);
   // Finds out which process answers at the link's address.
-  void SayHello(const LinkPtr& link, const ClientNamespace& ns);
+  void SayHello(const LinkPtr& link, const Fingerprint& fingerprint);
   void Greeted(const LinkPtr& link, const absl::Status& status);
   // OK when it is the one that is meant.
   absl::Status CheckIncarnation(const Link& link) const;

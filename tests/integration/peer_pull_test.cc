@@ -52,7 +52,7 @@ class PeerPullTest : public UcxDaemonTest {
     member_.incarnation = absl::HexStringToBytes(client_->Stat()->boot_id);
     member_.capacity_bytes = 1;
   }
-  void OpenStore(NamespaceSpec spec, std::uint64_t bytes) {
+  void OpenStore(NamespaceSpec spec, std::uint64_t bytes, bool same = true) {
     StopPulling();
     TieredStore::Options options;
     options.host_bytes = options.arena_bytes = bytes;
@@ -61,7 +61,7 @@ class PeerPullTest : public UcxDaemonTest {
     spec.tenant = "default";
     const auto info = store_->OpenNamespace("here", spec);
     ASSERT_TRUE(info.ok()) << info.status();
-    ASSERT_EQ(info->fingerprint, ns_.fingerprint);
+    ASSERT_EQ(info->fingerprint == ns_.fingerprint, same);
     space_ = info->id;
   }
   void StartPulling(const PeerPull::Options& options = {}) {
@@ -273,9 +273,31 @@ TEST_F(PeerPullTest, NamespaceThatOneSideDoesNotKnow) {
   ASSERT_TRUE(statuses.ok()) << statuses.status();
   EXPECT_EQ(CountOf(statuses, absl::StatusCode::kNotFound), kBlocks);
   ns_.fingerprint[0] ^= std::byte{1};
-  EXPECT_TRUE(absl::IsFailedPrecondition(Pull(keys_).status()));
+  EXPECT_EQ(CountOf(Pull(keys_), absl::StatusCode::kNotFound), kBlocks);
   EXPECT_TRUE(absl::IsInvalidArgument(Pull({}).status()));
   EXPECT_TRUE(absl::IsDeadlineExceeded(Pull(keys_, absl::ZeroDuration()).status()));
+}
+
+TEST_F(PeerPullTest, NamespaceIsLearnedFromThePeer) {
+  Prepare(TwoGroups(""));
+  NamespaceSpec spec = TwoGroups("");
+  spec.model = "another";
+  spec.tenant = "default";
+  OpenStore(spec, 64 << 20, false);
+  // What engines here call "test" is their own business.
+  ASSERT_TRUE(store_->OpenNamespace("test", spec).ok());
+  StartPulling();
+  std::vector<std::future<Statuses>> pulls;
+  for (int i = 0; i < 3; ++i) pulls.push_back(StartPull(keys_, absl::Seconds(60)));
+  for (auto& pull : pulls) EXPECT_EQ(CountOf(pull.get(), absl::StatusCode::kOk), kBlocks);
+  const auto learned = store_->FindNamespace("default", ns_.fingerprint);
+  ASSERT_TRUE(learned.ok()) << learned.status();
+  EXPECT_EQ(learned->name, "peer-" + ToHex(ns_.fingerprint));
+  spec.model = ns_.spec.model;
+  EXPECT_EQ(store_->OpenNamespace("mine", spec)->id, learned->id);
+  space_ = learned->id;
+  EXPECT_EQ(HeldAndRight(), kBlocks);
+  ExpectNothingLeaks();
 }
 
 TEST_F(PeerPullTest, DeadDaemonEndsThePullAndAStoppedOneTheDeadline) {
