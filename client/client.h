@@ -487,7 +487,7 @@ class Client {
   absl::StatusOr<ClusterStatus> Cluster(CallOptions call = {});
   void ClusterAsync(CallOptions call, Done<ClusterStatus> done);
   // Of a block of the daemon's own tenant. `anchor` is the first block of its run of 32, in which
-  // it has this place; empty: it is that itself. FAILED_PRECONDITION: the daemon is in no cluster.
+  // it has this place; empty: it is that itself. Nobody when the daemon is in no cluster.
   absl::StatusOr<BlockPlaces> Where(absl::string_view ns_name, const BlockKey& key,
                                     const BlockKey& anchor, std::uint32_t place,
                                     CallOptions call = {});

@@ -307,15 +307,15 @@ const Family kFamilies[] = {
     {"pulled_blocks_total", MetricType::Counter,
      "Blocks that this node fetched from others, by what became of it.",
      [](const Source& s, MetricFamily* out) {
-       if (s.cluster == nullptr) return;
-       const PeerPull::Stats stats = s.cluster->pull_stats();
+       const PeerPull::Stats stats =
+           s.cluster == nullptr ? PeerPull::Stats() : s.cluster->pull_stats();
        Add(out, stats.blocks, {{"result", "stored"}});
        Add(out, stats.missing_blocks, {{"result", "miss"}});
        Add(out, stats.damaged_blocks, {{"result", "damaged"}});
      }},
     {"pulled_bytes_total", MetricType::Counter, "Bytes of the blocks that were stored so.",
      [](const Source& s, MetricFamily* out) {
-       if (s.cluster != nullptr) Add(out, s.cluster->pull_stats().bytes);
+       Add(out, s.cluster == nullptr ? std::uint64_t{0} : s.cluster->pull_stats().bytes);
      }},
     {"metadata_bytes", MetricType::Gauge, "Memory of the index and what belongs to it.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.metadata_bytes); }},
