@@ -136,6 +136,26 @@ TEST_F(ClusterFetchTest, WhatOneStoredAllFindAndFetch) {
   EXPECT_EQ(Fetch("c", KeysOf("s", kBlocks), {.local_only = true}), stored);
 }
 
+TEST_F(ClusterFetchTest, AFetchOverUcxFindsThem) {
+  PutOn("a", "s");
+  Announced("s");
+  // Another daemon with a data plane, and a client that is not on its node.
+  StartNode("d", "d", {"--ucx", "127.0.0.1"});
+  Until(Millis(5000), [&] { return MembersOf("d") == "a b c d"; });
+  Client::Options options;
+  options.address = nodes_["d"].ready["listen"].get<std::string>();
+  options.path = DataPath::kUcx;
+  auto remote = Client::Create(options);
+  ASSERT_TRUE(remote.ok()) << remote.status();
+  nodes_["d"].client = *std::move(remote);
+  ns_["d"] = OpenOn("d");
+  const Pages stored = Fetch("a", KeysOf("s", kBlocks));
+  ComesWholeTo("d", "s");
+  EXPECT_EQ(Fetch("d", KeysOf("s", kBlocks)), stored);
+  EXPECT_THAT(Metrics("d"), HasSubstr("kvmill_pulled_blocks_total{result=\"stored\"} 70\n"));
+  EXPECT_EQ(HitsOn("d", "s", {.local_only = true}), kBlocks);
+}
+
 TEST_F(ClusterFetchTest, AFetchFromTheMiddleFindsItsBlocksByAnchorOrHint) {
   PutOn("a", "s");
   Announced("s");
