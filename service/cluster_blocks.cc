@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "service/callers.h"
 #include "service/cluster/anchor.h"
+#include "storage/core/log.h"
 #include "storage/core/page_layout.h"
 
 namespace kvmill {
@@ -42,7 +44,8 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& opti
       answers_(loop, store, PointerTable::Options()),
       health_(loop.clock()),
       pull_(loop, store, options.pull),
-      peers_(loop, options.self, PullerOf(pull_)),
+      peers_(loop, options.self, PullerOf(pull_),
+             [this](const std::string& name, const NamespaceSpec& spec) { Learn(name, spec); }),
       lookup_(
           loop, peers_, health_,
           {.self_id = options.self.id,
@@ -55,11 +58,100 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& opti
       bringer_(loop, lookup_, fetch_, sources_, {.lookup_nanos = options.peer_nanos}),
       announcer_(loop, peers_, health_,
                  {.self_id = options.self.id,
+                  .copies = options.copies,
                   .to_self =
                       [this](const auto& announcements) {
                         answers_.pointers().Announced(options_.self, announcements);
                       }}),
-      held_(loop, [this](const Announcement& run) { announcer_.Set(run.anchor_hash, run.count); }) {
+      replicator_(loop, peers_, health_, answers_.pointers(), ReplicatorOptions()),
+      handover_(loop, peers_, health_, {.self_id = options.self.id}),
+      held_(loop, [this](const Announcement& run) { Hold(run); }) {
+  answers_.SetReplicator(&replicator_);
+  answers_.SetLister(
+      [this](const std::vector<std::uint64_t>& anchor_hashes) { return ListRuns(anchor_hashes); });
+  PublishStats();
+}
+
+ClusterBlocks::~ClusterBlocks() { loop_.Cancel(stats_timer_); }
+
+Replicator::Options ClusterBlocks::ReplicatorOptions() {
+  Replicator::Options options;
+  options.self_id = options_.self.id;
+  options.copies = options_.copies;
+  options.rate = options_.replication;
+  options.held = [this](std::uint64_t hash) { return announcer_.CountOf(hash); };
+  options.bytes = [this](const Fingerprint& fingerprint, const BlockKey& key) {
+    return BytesOf(fingerprint, key);
+  };
+  return options;
+}
+
+std::uint64_t ClusterBlocks::BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const {
+  const auto space = store_.FindNamespace(kDefaultTenant, fingerprint);
+  if (!space.ok() || !store_.Present(space->id, {&key, 1})[0]) return 0;
+  return BlockBytes(space->spec);
+}
+
+// On a thread of the service.
+std::vector<HeldRun> ClusterBlocks::ListRuns(
+    const std::vector<std::uint64_t>& anchor_hashes) const {
+  std::vector<HeldRun> runs;
+  for (const std::uint64_t hash : anchor_hashes) {
+    const HeldRuns::Run held = options_.held->RunOf(hash, kListKeysMax);
+    // Without its anchor nobody could count the blocks to it.
+    if (held.blocks.empty() || held.blocks[0].place != 0) continue;
+    HeldRun run{.anchor_hash = hash, .fingerprint = held.fingerprint, .blocks = {}};
+    run.blocks.anchor = held.blocks[0].key;
+    for (const HeldRuns::Run::Block& block : held.blocks) {
+      run.blocks.keys.push_back(block.key);
+      run.blocks.places.push_back(block.place);
+      run.bytes += block.bytes;
+    }
+    runs.push_back(std::move(run));
+  }
+  return runs;
+}
+
+// So that blocks can be copied of which no engine of this node has heard. A namespace is written to
+// the disk once, so this takes its moment once.
+void ClusterBlocks::Learn(const std::string& name, NamespaceSpec spec) {
+  spec.tenant = kDefaultTenant;
+  if (store_.FindNamespace(kDefaultTenant, FingerprintOf(spec)).ok()) return;
+  const auto opened = store_.OpenNamespace(name, spec);
+  if (!opened.ok() && name != refused_) {
+    refused_ = name;
+    LogWarning(absl::StrCat("blocks of namespace \"", name,
+                            "\" are not copied here: ", opened.status().message()));
+  }
+}
+
+void ClusterBlocks::Hold(const Announcement& run) {
+  // What left this node is not copied back at once.
+  if (run.count < announcer_.CountOf(run.anchor_hash)) replicator_.Evicted(run.anchor_hash);
+  announcer_.Set(run.anchor_hash, run.count);
+}
+
+void ClusterBlocks::HandOver(std::int64_t limit_nanos,
+                             std::function<void(const Handover::Report&)> done) {
+  loop_.Post([this, limit_nanos, done = std::move(done)] {
+    if (handover_.running()) return done(Handover::Report());
+    handover_.Start(announcer_.Held(), loop_.clock().MonotonicNanos() + limit_nanos,
+                    [this, done](const Handover::Report& report) {
+                      handed_over_ = report;
+                      done(report);
+                    });
+  });
+}
+
+void ClusterBlocks::PublishStats() {
+  constexpr std::int64_t kEveryNanos = 100'000'000;
+  stats_timer_ = loop_.After(kEveryNanos, [this] { PublishStats(); });
+  MutexLock lock(stats_mu_);
+  stats_ = {.copied = replicator_.stats(),
+            .queued_runs = replicator_.queued(),
+            .handed_over_blocks = handed_over_.blocks,
+            .left_blocks = handed_over_.blocks_left,
+            .differed_digests = announcer_.differed()};
 }
 
 // Three quarters of what is left, and at most `nanos_max`.
@@ -79,6 +171,8 @@ void ClusterBlocks::SetView(const std::shared_ptr<const ClusterView>& view) {
   pull_.Keep(*view);
   lookup_.SetView(view);
   announcer_.SetView(view);
+  replicator_.SetView(view);
+  handover_.SetView(view);
   const auto& members = view->members();
   has_peers_.store(std::any_of(members.begin(), members.end(),
                                [this](const Member& m) { return m.id != options_.self.id; }),

@@ -19,15 +19,19 @@
 #include "service/cluster/announcer.h"
 #include "service/cluster/block_bringer.h"
 #include "service/cluster/cluster_view.h"
+#include "service/cluster/handover.h"
 #include "service/cluster/loop.h"
 #include "service/cluster/peer_health.h"
 #include "service/cluster/remote_fetch.h"
 #include "service/cluster/remote_lookup.h"
+#include "service/cluster/replicator.h"
 #include "service/cluster/source_table.h"
 #include "service/grpc_peers.h"
 #include "service/held_announcer.h"
+#include "service/held_runs.h"
 #include "service/peer_answers.h"
 #include "service/peer_pull.h"
+#include "storage/core/mutex.h"
 #include "storage/tiered_store.h"
 
 namespace kvmill {
@@ -42,13 +46,16 @@ class ClusterBlocks {
 
   struct Options {
     Member self;
-    std::size_t copies = 0;
+    std::size_t copies = 0;  // R
+    RateLimit::Options replication;
+    const HeldRuns* held = nullptr;         // Of the store; outlives this.
     std::int64_t peer_nanos = 200'000'000;  // That a lookup waits for peers, and one call to one.
     PeerPull::Options pull;
   };
 
   // Made on the loop, and destroyed there or when it has stopped. Loop and store outlive it.
   ClusterBlocks(Loop& loop, TieredStore& store, const Options& options);
+  ~ClusterBlocks();
   ClusterBlocks(const ClusterBlocks&) = delete;
   ClusterBlocks& operator=(const ClusterBlocks&) = delete;
 
@@ -82,13 +89,34 @@ class ClusterBlocks {
   // This node has the first `count` blocks of these runs, from now on: a HeldRuns::Listener.
   void Hold(absl::Span<const Announcement> changed) { held_.Changed(changed); }
 
+  // Has others take over what only this node has, as it leaves: `done` after `limit_nanos` at most.
+  void HandOver(std::int64_t limit_nanos, std::function<void(const Handover::Report&)> done);
+
   // What peers are answered.
   PeerAnswers& answers() { return answers_; }
 
   std::map<std::string, GrpcPeers::PeerStats> peer_stats() const { return peers_.stats(); }
   PeerPull::Stats pull_stats() const { return pull_.stats(); }
 
+  // Of copies, as it was a moment ago.
+  struct CopyStats {
+    Replicator::Stats copied;
+    std::uint64_t queued_runs = 0;
+    std::uint64_t handed_over_blocks = 0, left_blocks = 0;  // When this node left.
+    std::uint64_t differed_digests = 0;
+  };
+  CopyStats copy_stats() const {
+    MutexLock lock(stats_mu_);
+    return stats_;
+  }
+
  private:
+  Replicator::Options ReplicatorOptions();
+  std::vector<HeldRun> ListRuns(const std::vector<std::uint64_t>& anchor_hashes) const;
+  std::uint64_t BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const;
+  void Learn(const std::string& name, NamespaceSpec spec);
+  void Hold(const Announcement& run);
+  void PublishStats();
   std::int64_t NanosOf(TimePoint deadline, std::int64_t nanos_max) const;
 
   Loop& loop_;
@@ -108,6 +136,13 @@ class ClusterBlocks {
   SourceTable sources_;
   BlockBringer bringer_;
   Announcer announcer_;
+  Replicator replicator_;
+  Handover handover_;
+  Handover::Report handed_over_;
+  std::string refused_;  // The namespace of which that was logged last.
+  Loop::TimerId stats_timer_ = 0;
+  mutable Mutex stats_mu_;
+  CopyStats stats_ ABSL_GUARDED_BY(stats_mu_);
   HeldAnnouncer held_;
 };
 

@@ -19,6 +19,7 @@
 #include "client/server_address.h"
 #include "client/transport/ucx_transport.h"
 #include "client/units.h"
+#include "service/cluster/placement.h"
 #include "service/cluster_config.h"
 #include "storage/core/status_macros.h"
 #include "storage/eviction/policy.h"
@@ -170,6 +171,19 @@ const std::vector<Option>& Options() {
            absl::ZeroDuration(), kMemberGraceMax, &Config::member_grace),
       Time("peer-timeout", "Time that a lookup waits for other nodes.", kPeerTimeoutMin,
            kPeerTimeoutMax, &Config::peer_timeout),
+      {{"copies", "R", "Nodes that have each block besides the one that stored it: 0 to 4."},
+       [](absl::string_view value, Config* c) -> absl::Status {
+         std::uint32_t copies = 0;
+         if (!absl::SimpleAtoi(value, &copies) || copies > kRanks - 2) {
+           return absl::InvalidArgumentError(absl::StrCat("want a number from 0 to ", kRanks - 2));
+         }
+         c->copies = copies;
+         return absl::OkStatus();
+       },
+       [](const Config& c) { return absl::StrCat(c.copies); }},
+      Bytes("replication-rate",
+            "Bytes a second at which this node copies blocks of others to keep.",
+            &Config::replication_rate),
       Text("etcd-ca", "FILE", "PEM authority of etcd's servers; none: no TLS.", &Config::etcd_ca),
       Text("etcd-cert", "FILE", "PEM certificate that etcd gets.", &Config::etcd_cert),
       Text("etcd-key", "FILE", "PEM key of that certificate.", &Config::etcd_key),
@@ -330,6 +344,11 @@ absl::Status CheckConfig(const Config& config) {
     return absl::InvalidArgumentError(absl::StrCat("--gpu-bytes ", FormatBytes(config.gpu_bytes),
                                                    ": want 0 or at least ",
                                                    FormatBytes(kGpuBytesMin)));
+  }
+  if (config.replication_rate < kReplicationRateMin) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--replication-rate ", FormatBytes(config.replication_rate),
+                     ": want at least ", FormatBytes(kReplicationRateMin)));
   }
   return CheckCluster(config);
 }

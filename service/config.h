@@ -20,6 +20,8 @@ namespace kvmill {
 inline constexpr std::uint64_t kHostBytesMin = std::uint64_t{64} << 20;
 inline constexpr std::uint64_t kGpuBytesMin = std::uint64_t{64} << 20;  // Unless it is 0.
 
+inline constexpr std::uint64_t kReplicationRateMin = std::uint64_t{64} << 10;
+
 inline constexpr absl::Duration kDrainTimeoutMax = absl::Hours(1);
 inline constexpr absl::Duration kSessionGraceMax = absl::Hours(1);
 inline constexpr absl::Duration kLeaseTtlMin = absl::Seconds(2);
@@ -48,6 +50,8 @@ struct Config {
   std::string advertise;  // HOST:PORT; empty: as `listen`.
   absl::Duration lease_ttl = absl::Seconds(10);
   absl::Duration member_grace = absl::Seconds(30);
+  std::uint32_t copies = 0;
+  std::uint64_t replication_rate = std::uint64_t{64} << 20;  // Bytes a second.
   absl::Duration peer_timeout = absl::Milliseconds(200);
   std::string etcd_ca;  // Files; empty: none.
   std::string etcd_cert;

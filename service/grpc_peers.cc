@@ -66,10 +66,11 @@ struct GrpcPeers::Link {
   const std::unique_ptr<v1::Peer::Stub> stub;
 };
 
-GrpcPeers::GrpcPeers(Loop& loop, const Member& self, Puller puller)
+GrpcPeers::GrpcPeers(Loop& loop, const Member& self, Puller puller, Learn learn)
     : loop_(loop),
       self_(self),
       puller_(std::move(puller)),
+      learn_(std::move(learn)),
       inbox_(std::make_shared<LoopInbox>(loop)) {}
 
 GrpcPeers::~GrpcPeers() {
@@ -217,7 +218,14 @@ Peers::CallId GrpcPeers::ListRuns(const Member& member, std::vector<std::uint64_
   for (const std::uint64_t hash : anchor_hashes) request.add_anchor_hashes(hash);
   return Start<v1::ListRunsReply>(
       member, std::move(request), &Async::ListRuns, deadline_nanos,
-      [](const v1::ListRunsReply& reply) { return FromProto(reply); }, std::move(done));
+      [this](const v1::ListRunsReply& reply) {
+        for (const v1::HeldNamespace& space : reply.namespaces()) {
+          const absl::StatusOr<NamespaceSpec> spec = FromProto(space.spec());
+          if (spec.ok() && learn_ != nullptr) learn_(space.name(), *spec);
+        }
+        return FromProto(reply);
+      },
+      std::move(done));
 }
 
 Peers::CallId GrpcPeers::HandOver(const Member& member, std::vector<Announcement> announcements,

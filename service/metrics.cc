@@ -317,6 +317,37 @@ const Family kFamilies[] = {
      [](const Source& s, MetricFamily* out) {
        Add(out, s.cluster == nullptr ? std::uint64_t{0} : s.cluster->pull_stats().bytes);
      }},
+    {"replication_bytes_total", MetricType::Counter,
+     "Bytes of the blocks of others that this node copied to keep them.",
+     [](const Source& s, MetricFamily* out) {
+       if (s.cluster != nullptr) Add(out, s.cluster->copy_stats().copied.copied_bytes);
+     }},
+    {"replication_blocks_total", MetricType::Counter,
+     "Blocks that this node asked others for to keep them, by what became of it.",
+     [](const Source& s, MetricFamily* out) {
+       if (s.cluster == nullptr) return;
+       const Replicator::Stats stats = s.cluster->copy_stats().copied;
+       Add(out, stats.copied_blocks, {{"result", "copied"}});
+       Add(out, stats.failed_blocks, {{"result", "failed"}});
+     }},
+    {"replication_queue_runs", MetricType::Gauge, "Runs of blocks that wait to be copied here.",
+     [](const Source& s, MetricFamily* out) {
+       if (s.cluster != nullptr) Add(out, s.cluster->copy_stats().queued_runs);
+     }},
+    {"handed_over_blocks_total", MetricType::Counter,
+     "Blocks of this node, as it left: on other nodes (safe), and on no other that is known "
+     "(left).",
+     [](const Source& s, MetricFamily* out) {
+       if (s.cluster == nullptr) return;
+       const ClusterBlocks::CopyStats stats = s.cluster->copy_stats();
+       Add(out, stats.handed_over_blocks, {{"result", "safe"}});
+       Add(out, stats.left_blocks, {{"result", "left"}});
+     }},
+    {"pointer_differences_total", MetricType::Counter,
+     "Ranges of anchors of which a home knew other than this node had told it.",
+     [](const Source& s, MetricFamily* out) {
+       if (s.cluster != nullptr) Add(out, s.cluster->copy_stats().differed_digests);
+     }},
     {"metadata_bytes", MetricType::Gauge, "Memory of the index and what belongs to it.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.metadata_bytes); }},
 };

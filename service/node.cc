@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
@@ -67,6 +68,10 @@ constexpr std::chrono::milliseconds kSessionTick{50};
 constexpr double kLeasedShareMax = 0.75;
 // How long slices that gRPC still holds may keep the store from being destroyed.
 constexpr std::chrono::seconds kPinnedWaitMax{5};
+// A node that has just started becomes home of many blocks at once: until then it copies slowly.
+constexpr std::chrono::nanoseconds kReplicationRamp = std::chrono::seconds(60);
+// Of --drain-timeout, for blocks that only this node has; calls in flight get the rest, at least.
+constexpr double kHandOverShare = 0.75;
 // For etcd to take this node out; its lease ends anyway.
 constexpr std::chrono::milliseconds kLeaveMax{2000};
 
@@ -118,6 +123,7 @@ class Node::Impl {
   absl::Status StartCluster();
   void StartDoor();
   void StartDraining();
+  void HandOver();
   bool Ready() const { return !context_->draining.load(std::memory_order_relaxed); }
   void StopStore();
 
@@ -400,6 +406,10 @@ absl::Status Node::Impl::StartCluster() {
       MakeMembershipOptions(config_, listen_address_, context_->boot_id, listener_->holder()));
   ClusterBlocks::Options blocks;
   blocks.peer_nanos = absl::ToInt64Nanoseconds(config_.peer_timeout);
+  blocks.copies = config_.copies;
+  blocks.replication.bytes_per_second = config_.replication_rate;
+  blocks.replication.ramp_nanos = kReplicationRamp.count();
+  blocks.held = held_.get();
   blocks.pull.data_plane_plaintext = config_.data_plane_plaintext;
   KVMILL_ASSIGN_OR_RETURN(
       cluster_, ClusterNode::Start(clock_, *store_, membership, blocks, [&etcd](Loop& loop) {
@@ -446,15 +456,28 @@ void Node::Impl::StartDraining() {
   }
 }
 
+// While this node still answers: those that take blocks over fetch them here.
+void Node::Impl::HandOver() {
+  const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      kHandOverShare * absl::ToChronoMilliseconds(config_.drain_timeout));
+  std::promise<Handover::Report> told;
+  cluster_->blocks().HandOver(limit.count(),
+                              [&told](const Handover::Report& report) { told.set_value(report); });
+  const Handover::Report report = told.get_future().get();
+  LogInfo(absl::StrCat("drain: ", report.blocks, " blocks are on other nodes, ", report.blocks_left,
+                       " are not"));
+}
+
 void Node::Impl::Drain() {
   if (std::exchange(drained_, true)) return;
+  const auto deadline =
+      std::chrono::system_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
   if (context_ != nullptr) StartDraining();
+  if (cluster_ != nullptr) HandOver();
   if (listener_ != nullptr) listener_->Stop();
   // Their streams would keep the servers waiting, their leases the store.
   if (sessions_ != nullptr) sessions_->Stop(absl::UnavailableError("the daemon stops"));
   // Calls in flight finish, or are cancelled at the deadline. No call, no task: then the pools.
-  const auto deadline =
-      std::chrono::system_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
   for (grpc::Server* server : {main_server_.get(), admin_server_.get()}) {
     if (server != nullptr) server->Shutdown(deadline);
   }

@@ -71,7 +71,13 @@ grpc::ServerUnaryReactor* PeerService::ListRuns(grpc::CallbackServerContext* cal
     KVMILL_ASSIGN_OR_RETURN(PeerAnswers* const answers, Admit(*call, *request));
     KVMILL_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> hashes, FromProto(*request));
     context_.io_pool.Post([reactor, reply, answers, hashes] {
-      ToProto(answers->ListRuns(hashes), reply);
+      const std::vector<HeldRun> runs = answers->ListRuns(hashes);
+      ToProto(runs, reply);
+      for (const TieredStore::NamespaceInfo& space : answers->NamespacesOf(runs)) {
+        v1::HeldNamespace* to = reply->add_namespaces();
+        to->set_name(space.name);
+        ToProto(space.spec, to->mutable_spec());
+      }
       reactor->Finish(grpc::Status::OK);
     });
     return absl::OkStatus();

@@ -289,6 +289,11 @@ std::size_t Announcer::untold() const {
   return untold;
 }
 
+std::uint8_t Announcer::CountOf(std::uint64_t anchor_hash) const {
+  const auto found = places_.find(anchor_hash);
+  return found == places_.end() ? std::uint8_t{0} : entries_[found->second].count;
+}
+
 std::vector<Announcement> Announcer::Held() const {
   std::vector<Announcement> held;
   std::copy_if(entries_.begin(), entries_.end(), std::back_inserter(held),

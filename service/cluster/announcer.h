@@ -59,6 +59,8 @@ class Announcer {
   std::size_t anchors() const { return entries_.size(); }
   // Anchors of which a home has not been told what is true now.
   std::size_t untold() const;
+  // What Set said last.
+  std::uint8_t CountOf(std::uint64_t anchor_hash) const;
   // All that this node holds, in no order.
   std::vector<Announcement> Held() const;
   // Ranges of digests that differed, since the start.

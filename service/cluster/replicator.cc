@@ -11,6 +11,13 @@ namespace {
 constexpr std::size_t kPopsMax = 256;  // Runs that are looked at to find work for peers.
 constexpr std::int64_t kFullNanos = 1'000'000'000;
 
+// How many of the first blocks of a run are among them.
+std::size_t LeadingOf(const RunKeys& blocks) {
+  std::size_t count = 0;
+  for (const std::uint8_t place : blocks.places) count += place == count;
+  return count;
+}
+
 }  // namespace
 
 Replicator::Replicator(Loop& loop, Peers& peers, PeerHealth& health, const PointerTable& pointers,
@@ -259,11 +266,12 @@ void Replicator::Advance(JobId id) {
       wanted.places.push_back(has.places[next]);
     }
     if (wanted.keys.empty()) {
-      // Somebody else may have had more, and was busy.
+      // Somebody else may have more, and was busy.
       const std::uint64_t hash = run.anchor_hash;
       const Item item = items_.at(hash);
+      const bool more = LeadingOf(has) < pointers_.MostOf(hash);
       Done(&job, hash);
-      if (item.tries + 1u < kTriesMax && Add(hash, item.reason)) {
+      if (more && item.tries + 1u < kTriesMax && Add(hash, item.reason)) {
         items_.at(hash).tries = static_cast<std::uint8_t>(item.tries + 1);
       }
       job.runs.pop_back();

@@ -1,0 +1,143 @@
+// Three real daemons and a real etcd that keep copies: one is killed, and everything is found and
+// soon copied again; one is told to end, and what only it had is on the others.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "tests/cluster/cluster_fixture.h"
+
+namespace kvmill::testing {
+namespace {
+
+using ::testing::HasSubstr;
+constexpr std::uint32_t kBlocks = 70;  // Three runs, of 32, 32 and 6.
+
+class ClusterCopiesTest : public ClusterTest {
+ protected:
+  void StartNodes(const std::vector<std::string>& more) {
+    for (const char* name : {"a", "b", "c"}) StartNode(name, name, more);
+    for (const char* name : {"a", "b", "c"}) {
+      Until(Millis(5000), [&] { return MembersOf(name) == "a b c"; });
+    }
+  }
+  Client& ClientOf(const std::string& name) { return *nodes_.at(name).client; }
+  void OpenOn(const std::string& name) {
+    const auto ns = ClientOf(name).OpenNamespace("shared", SmallSpec());
+    ASSERT_TRUE(ns.ok()) << ns.status();
+    ns_[name] = *ns;
+  }
+  void PutOn(const std::string& name) {
+    Sequence values(SmallSpec(), kBlocks * SmallSpec().block_tokens, 1);
+    const auto result = ClientOf(name).Store(ns_[name], values.Blocks("s"), {});
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_EQ(result->blocks_stored, kBlocks);
+  }
+  std::uint32_t HitsOn(const std::string& name, bool local_only) {
+    const auto result = ClientOf(name).Lookup(ns_[name], KeysOf("s", kBlocks), {},
+                                              {.elsewhere = {.local_only = local_only}});
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? result->hit_blocks : 0;
+  }
+  // The sum over nodes, each block counted as often as it is somewhere.
+  std::uint32_t Copies(const std::vector<std::string>& names) {
+    std::uint32_t copies = 0;
+    for (const std::string& name : names) {
+      for (const BlockKey& key : KeysOf("s", kBlocks)) {
+        const auto found =
+            ClientOf(name).Lookup(ns_[name], {key}, {}, {.elsewhere = {.local_only = true}});
+        EXPECT_TRUE(found.ok()) << found.status();
+        copies += found.ok() ? found->hit_blocks : 0;
+      }
+    }
+    return copies;
+  }
+  using Pages = std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::string>;
+  Pages Fetch(const std::string& name) {
+    PageCollector sink;
+    const auto result =
+        ClientOf(name).Fetch(ns_[name], KeysOf("s", kBlocks), sink, {.timeout = absl::Seconds(20)});
+    EXPECT_TRUE(result.ok()) << result.status();
+    return sink.pages;
+  }
+  double Metric(const std::string& name, const std::string& line) {
+    const std::string text = Metrics(name);
+    const std::size_t at = text.find(line + " ");
+    if (at == text.npos) return -1;
+    double value = -1;
+    const std::size_t begin = at + line.size() + 1;
+    EXPECT_TRUE(absl::SimpleAtod(text.substr(begin, text.find('\n', begin) - begin), &value));
+    return value;
+  }
+  double CopiedOn(const std::string& name) {
+    return Metric(name, "kvmill_replication_blocks_total{result=\"copied\"}");
+  }
+
+  std::map<std::string, ClientNamespace> ns_;
+};
+
+TEST_F(ClusterCopiesTest, ANodeIsKilledAndNothingIsMissing) {
+  StartNodes({"--copies", "1"});
+  OpenOn("a");
+  PutOn("a");
+  // The others have not heard of the namespace from anybody else.
+  Until(Millis(10'000), [&] { return CopiedOn("b") + CopiedOn("c") == kBlocks; });
+  for (const char* name : {"b", "c"}) OpenOn(name);
+  EXPECT_EQ(Copies({"a", "b", "c"}), 2 * kBlocks);
+  const Pages stored = Fetch("a");
+  ASSERT_EQ(stored.size(), kBlocks * 2u);
+
+  KillNode("a");
+  const Millis found = Until(kLease + Millis(1500), [&] {
+    return HitsOn("b", false) == kBlocks && HitsOn("c", false) == kBlocks;
+  });
+  const Millis copied = Until(kLease + Millis(4000), [&] {
+    return Copies({"b", "c"}) == 2 * kBlocks;
+  });
+  RecordProperty("found_ms", static_cast<int>(found.count()));
+  RecordProperty("copied_ms", static_cast<int>(copied.count()));
+  EXPECT_EQ(Fetch("b"), stored);
+  EXPECT_EQ(Fetch("c"), stored);
+}
+
+TEST_F(ClusterCopiesTest, ANodeThatLeavesHandsOverWhatOnlyItHas) {
+  StartNodes({});
+  for (const char* name : {"a", "b", "c"}) OpenOn(name);
+  PutOn("a");
+  for (const char* name : {"b", "c"}) {
+    Until(Millis(10'000), [&] { return HitsOn(name, false) == kBlocks; });
+  }
+  EXPECT_EQ(Copies({"b", "c"}), 0u) << "without copies blocks stay where they were written";
+  const Pages stored = Fetch("a");
+  nodes_["a"].client.reset();
+  nodes_["a"].process->Signal(SIGTERM);
+  EXPECT_EQ(nodes_["a"].process->WaitExit().code, 0);
+  EXPECT_THAT(nodes_["a"].process->standard_error(),
+              HasSubstr(absl::StrCat("drain: ", kBlocks, " blocks are on other nodes, 0 are not")));
+  EXPECT_EQ(Copies({"b", "c"}), kBlocks);
+  for (const char* name : {"b", "c"}) {
+    Until(Millis(5000), [&] { return MembersOf(name) == "b c"; });
+    Until(Millis(5000), [&] { return HitsOn(name, false) == kBlocks; });
+    EXPECT_EQ(Fetch(name), stored);
+  }
+}
+
+TEST_F(ClusterCopiesTest, ANodeThatIsAloneLeavesAtOnce) {
+  StartNode("a");
+  OpenOn("a");
+  PutOn("a");
+  Until(Millis(5000), [&] { return MembersOf("a") == "a"; });
+  nodes_["a"].client.reset();
+  const auto begin = std::chrono::steady_clock::now();
+  nodes_["a"].process->Signal(SIGTERM);
+  EXPECT_EQ(nodes_["a"].process->WaitExit().code, 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
+}  // namespace
+}  // namespace kvmill::testing
