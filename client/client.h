@@ -13,9 +13,9 @@
 // FAILED_PRECONDITION the namespace is bound to another identity, protocol versions too far apart,
 // or a call in a forked child; RESOURCE_EXHAUSTED full: wait RetryAfter(); PERMISSION_DENIED admin
 // call from a place where it is not allowed; UNAVAILABLE no daemon there, it died during the call,
-// or it drains: retry later or elsewhere; DEADLINE_EXCEEDED outcome unknown. Per block: NOT_FOUND
-// is a miss; every other code is one block's failure, the others are unaffected. To an engine every
-// failure of a fetch is a miss: recompute.
+// or it drains: retry later or elsewhere; DEADLINE_EXCEEDED outcome unknown; CANCELLED the Client
+// goes. Per block: NOT_FOUND is a miss; every other code is one block's failure, others are not
+// affected. To an engine every failure of a fetch is a miss: recompute.
 //
 // Connection. Made lazily, in the background, again after it broke (with back-off). A restarted
 // daemon shows in boot_id(); namespaces opened here are registered again by themselves.
@@ -274,7 +274,7 @@ struct ClusterStatus {
   std::string registration;  // none, joining, registered, refused or left.
   std::vector<ClusterMember> members;
   std::uint64_t version = 0;  // Rises when the members change; 0: nothing was heard yet.
-  bool stale = false;         // etcd may know better.
+  bool stale = false;         // No word of etcd for one --lease-ttl: they are those of then.
   bool keeping = false;       // Some are kept although etcd has lost them.
   std::string problem;        // Empty: none.
 };
@@ -437,16 +437,16 @@ class Client {
                                                CallOptions call = {});
   void RegisterMemoryAsync(const ClientNamespace& ns, const EngineGeometry& geometry,
                            CallOptions call, Done<std::uint64_t> done);
-  // NOT_FOUND when this session has no such registration. Stores of its pages are cancelled, and
-  // nobody reads them any more.
+  // NOT_FOUND when this session has no such registration. Stores of its pages end, CANCELLED where
+  // they had not stored the block, and nobody reads the pages any more.
   absl::Status UnregisterMemory(std::uint64_t registration, CallOptions call = {});
   void UnregisterMemoryAsync(std::uint64_t registration, CallOptions call,
                              std::function<void(absl::Status)> done);
 
   // --- Pages in shared memory, stored without a copy: client/page_store.h says when pages are read
   // and when they are free ---
-  // Results as Store's. FAILED_PRECONDITION: the daemon is not on this node; NOT_FOUND, ABORTED:
-  // register the memory again. `blocks` is needed during the call only.
+  // Results as Store's. FAILED_PRECONDITION: the daemon is not on this node; NOT_FOUND, ABORTED (of
+  // a block, too): register the memory again. `blocks` is needed during the call only.
   absl::StatusOr<StoreResult> StorePages(const ClientNamespace& ns, std::uint64_t registration,
                                          absl::Span<const PageBlock> blocks,
                                          const PageStoreOptions& options = {},

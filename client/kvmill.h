@@ -73,7 +73,7 @@ KVMILL_API const char* kvmill_version(void);
 typedef int32_t kvmill_code;
 enum { /* The numbers of google.rpc.Code. What they mean to an engine: docs/architecture.md. */
        KVMILL_OK = 0,
-       KVMILL_CANCELLED = 1, /* The client was destroyed. */
+       KVMILL_CANCELLED = 1, /* The client was destroyed; of a block: its pages were given up. */
        KVMILL_UNKNOWN = 2,
        KVMILL_INVALID_ARGUMENT = 3,
        KVMILL_DEADLINE_EXCEEDED = 4, /* Outcome unknown. */

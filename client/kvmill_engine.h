@@ -192,8 +192,8 @@ typedef struct kvmill_page_store_options {
 } kvmill_page_store_options;
 
 /* At most 4096 blocks times layer groups. The operation lasts until the last layer is stored: its
- * timeout is at least what computing them takes. Results as those of kvmill_store. Blocks that were
- * given up are CANCELLED, or PARTIAL when some of their layers are stored. */
+ * timeout is at least what computing them takes. Results as those of kvmill_store; a block that was
+ * given up is CANCELLED and says by whom, one that met the end of its session is ABORTED. */
 KVMILL_API kvmill_code kvmill_store_pages(kvmill_client* client, const kvmill_namespace* ns,
                                           uint64_t registration, const kvmill_page_block* blocks,
                                           size_t block_count,

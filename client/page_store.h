@@ -2,15 +2,10 @@
 // from shared memory.
 //
 //   auto memory = SharedMemory::Create(bytes);  // KV pages live in it.
-//
 //   geometry.regions[0].fd = memory->fd();      // ... base, bytes, layers
-//
 //   auto registration = client->RegisterMemory(ns, geometry);
-//
 //   client->StorePagesAsync(ns, *registration, blocks, options, call, done);
-//
 //   for (layer ...) { compute; client->ReadyPages(options.request, layer + 1); }
-//
 //   client->FlushPages(options.request);        // Before the pages get another use.
 //
 // with options.ready_layers = 0. The call lasts until the last layer is stored: call.timeout is at
@@ -36,8 +31,13 @@
 //
 // FlushPages is for preemption and eviction: blocks whose values are all ready are stored first,
 // the others are given up. CancelPages is for aborted requests: it gives up what is not stored yet,
-// and so is done as soon as running encoders (some milliseconds) are. Blocks that were given up are
-// CANCELLED, or kPartial when some of their layers are stored: they cannot be found.
+// and so is done as soon as running encoders (some milliseconds) are.
+//
+// What was given up is a failure of its block, not of the call: CANCELLED, with a text that says
+// who gave it up (FlushPages, CancelPages, UnregisterMemory) and what to do. Such a block is not
+// there, unless another store had it; or, of CancelPages and a store with wait_durable, it may be
+// there and not be durable. ABORTED of a block: the session ended in the middle, register the
+// memory again.
 //
 // All of it needs a daemon on the same node, reached by its socket: FAILED_PRECONDITION elsewhere,
 // where Store reads the pages in this process and sends them.
