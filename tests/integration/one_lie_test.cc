@@ -117,8 +117,8 @@ TEST_F(OneLieTest, ANamespaceIsTheOneThatWasRegisteredAndOneThatCanBe) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("another namespace"));
 
-  Change<v1::DescribeReply>("Engine/Describe", [](v1::DescribeReply& r) {
-    r.mutable_namespace_()->mutable_spec()->mutable_groups(0)->set_head_dim(63);
+  Change<v1::NamespaceInfo>("Engine/Describe", [](v1::NamespaceInfo& r) {
+    r.mutable_spec()->mutable_groups(0)->set_head_dim(63);
   });
   status = victim_->FindNamespace("n").status();
   EXPECT_FALSE(status.ok());
