@@ -21,9 +21,12 @@ constexpr std::uint32_t kBlocks = 70;  // Three runs, of 32, 32 and 6.
 class ClusterCopiesTest : public ClusterTest {
  protected:
   void StartNodes(const std::vector<std::string>& more) {
-    for (const char* name : {"a", "b", "c"}) StartNode(name, name, more);
+    // The one that dies or leaves is "a".
     for (const char* name : {"a", "b", "c"}) {
-      Until(Millis(5000), [&] { return MembersOf(name) == "a b c"; });
+      StartNode(name, name, *name == 'a' ? kLease : kLongLease, more);
+    }
+    for (const char* name : {"a", "b", "c"}) {
+      Until([&] { return MembersOf(name) == "a b c"; });
     }
   }
   Client& ClientOf(const std::string& name) { return *nodes_.at(name).client; }
@@ -86,19 +89,16 @@ TEST_F(ClusterCopiesTest, ANodeIsKilledAndNothingIsMissing) {
   OpenOn("a");
   PutOn("a");
   // The others have not heard of the namespace from anybody else.
-  Until(Millis(10'000), [&] { return CopiedOn("b") + CopiedOn("c") == kBlocks; });
+  Until([&] { return CopiedOn("b") + CopiedOn("c") == kBlocks; });
   for (const char* name : {"b", "c"}) OpenOn(name);
   EXPECT_EQ(Copies({"a", "b", "c"}), 2 * kBlocks);
   const Pages stored = Fetch("a");
   ASSERT_EQ(stored.size(), kBlocks * 2u);
 
   KillNode("a");
-  const Millis found = Until(kLease + Millis(1500), [&] {
-    return HitsOn("b", false) == kBlocks && HitsOn("c", false) == kBlocks;
-  });
-  const Millis copied = Until(kLease + Millis(4000), [&] {
-    return Copies({"b", "c"}) == 2 * kBlocks;
-  });
+  const Millis found =
+      Until(kSoon, [&] { return HitsOn("b", false) == kBlocks && HitsOn("c", false) == kBlocks; });
+  const Millis copied = Until(kSoon, [&] { return Copies({"b", "c"}) == 2 * kBlocks; });
   RecordProperty("found_ms", static_cast<int>(found.count()));
   RecordProperty("copied_ms", static_cast<int>(copied.count()));
   EXPECT_EQ(Fetch("b"), stored);
@@ -110,7 +110,7 @@ TEST_F(ClusterCopiesTest, ANodeThatLeavesHandsOverWhatOnlyItHas) {
   for (const char* name : {"a", "b", "c"}) OpenOn(name);
   PutOn("a");
   for (const char* name : {"b", "c"}) {
-    Until(Millis(10'000), [&] { return HitsOn(name, false) == kBlocks; });
+    Until([&] { return HitsOn(name, false) == kBlocks; });
   }
   EXPECT_EQ(Copies({"b", "c"}), 0u) << "without copies blocks stay where they were written";
   const Pages stored = Fetch("a");
@@ -121,17 +121,17 @@ TEST_F(ClusterCopiesTest, ANodeThatLeavesHandsOverWhatOnlyItHas) {
               HasSubstr(absl::StrCat("drain: ", kBlocks, " blocks are on other nodes, 0 are not")));
   EXPECT_EQ(Copies({"b", "c"}), kBlocks);
   for (const char* name : {"b", "c"}) {
-    Until(Millis(5000), [&] { return MembersOf(name) == "b c"; });
-    Until(Millis(5000), [&] { return HitsOn(name, false) == kBlocks; });
+    Until([&] { return MembersOf(name) == "b c"; });
+    Until([&] { return HitsOn(name, false) == kBlocks; });
     EXPECT_EQ(Fetch(name), stored);
   }
 }
 
 TEST_F(ClusterCopiesTest, ANodeThatIsAloneLeavesAtOnce) {
-  StartNode("a");
+  StartNode("a", kLongLease);
   OpenOn("a");
   PutOn("a");
-  Until(Millis(5000), [&] { return MembersOf("a") == "a"; });
+  Until([&] { return MembersOf("a") == "a"; });
   nodes_["a"].client.reset();
   const auto begin = std::chrono::steady_clock::now();
   nodes_["a"].process->Signal(SIGTERM);

@@ -140,8 +140,8 @@ TEST_F(ClusterFetchTest, AFetchOverUcxFindsThem) {
   PutOn("a", "s");
   Announced("s");
   // Another daemon with a data plane, and a client that is not on its node.
-  StartNode("d", "d", {"--ucx", "127.0.0.1"});
-  Until(Millis(5000), [&] { return MembersOf("d") == "a b c d"; });
+  StartNode("d", "d", kLongLease, {"--ucx", "127.0.0.1"});
+  Until([&] { return MembersOf("d") == "a b c d"; });
   Client::Options options;
   options.address = nodes_["d"].ready["listen"].get<std::string>();
   options.path = DataPath::kUcx;
