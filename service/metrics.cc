@@ -32,6 +32,9 @@ struct Source {
   double start_unix_seconds;
   const MembershipSnapshot& members;  // Empty without a cluster, and not stale.
   const ClusterBlocks* cluster;       // Null without one.
+  // Zeros without a cluster.
+  PeerPull::Stats pulled{};
+  ClusterBlocks::CopyStats copies{};
 };
 
 struct Family {
@@ -307,47 +310,33 @@ const Family kFamilies[] = {
     {"pulled_blocks_total", MetricType::Counter,
      "Blocks that this node fetched from others, by what became of it.",
      [](const Source& s, MetricFamily* out) {
-       const PeerPull::Stats stats =
-           s.cluster == nullptr ? PeerPull::Stats() : s.cluster->pull_stats();
-       Add(out, stats.blocks, {{"result", "stored"}});
-       Add(out, stats.missing_blocks, {{"result", "miss"}});
-       Add(out, stats.damaged_blocks, {{"result", "damaged"}});
+       Add(out, s.pulled.blocks, {{"result", "stored"}});
+       Add(out, s.pulled.missing_blocks, {{"result", "miss"}});
+       Add(out, s.pulled.damaged_blocks, {{"result", "damaged"}});
      }},
     {"pulled_bytes_total", MetricType::Counter, "Bytes of the blocks that were stored so.",
-     [](const Source& s, MetricFamily* out) {
-       Add(out, s.cluster == nullptr ? std::uint64_t{0} : s.cluster->pull_stats().bytes);
-     }},
+     [](const Source& s, MetricFamily* out) { Add(out, s.pulled.bytes); }},
     {"replication_bytes_total", MetricType::Counter,
      "Bytes of the blocks of others that this node copied to keep them.",
-     [](const Source& s, MetricFamily* out) {
-       if (s.cluster != nullptr) Add(out, s.cluster->copy_stats().copied.copied_bytes);
-     }},
+     [](const Source& s, MetricFamily* out) { Add(out, s.copies.copied.copied_bytes); }},
     {"replication_blocks_total", MetricType::Counter,
      "Blocks that this node asked others for to keep them, by what became of it.",
      [](const Source& s, MetricFamily* out) {
-       if (s.cluster == nullptr) return;
-       const Replicator::Stats stats = s.cluster->copy_stats().copied;
-       Add(out, stats.copied_blocks, {{"result", "copied"}});
-       Add(out, stats.failed_blocks, {{"result", "failed"}});
+       Add(out, s.copies.copied.copied_blocks, {{"result", "copied"}});
+       Add(out, s.copies.copied.failed_blocks, {{"result", "failed"}});
      }},
     {"replication_queue_runs", MetricType::Gauge, "Runs of blocks that wait to be copied here.",
-     [](const Source& s, MetricFamily* out) {
-       if (s.cluster != nullptr) Add(out, s.cluster->copy_stats().queued_runs);
-     }},
+     [](const Source& s, MetricFamily* out) { Add(out, s.copies.queued_runs); }},
     {"handed_over_blocks_total", MetricType::Counter,
      "Blocks of this node, as it left: on other nodes (safe), and on no other that is known "
      "(left).",
      [](const Source& s, MetricFamily* out) {
-       if (s.cluster == nullptr) return;
-       const ClusterBlocks::CopyStats stats = s.cluster->copy_stats();
-       Add(out, stats.handed_over_blocks, {{"result", "safe"}});
-       Add(out, stats.left_blocks, {{"result", "left"}});
+       Add(out, s.copies.handed_over_blocks, {{"result", "safe"}});
+       Add(out, s.copies.left_blocks, {{"result", "left"}});
      }},
     {"pointer_differences_total", MetricType::Counter,
      "Ranges of anchors of which a home knew other than this node had told it.",
-     [](const Source& s, MetricFamily* out) {
-       if (s.cluster != nullptr) Add(out, s.cluster->copy_stats().differed_digests);
-     }},
+     [](const Source& s, MetricFamily* out) { Add(out, s.copies.differed_digests); }},
     {"metadata_bytes", MetricType::Gauge, "Memory of the index and what belongs to it.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.metadata_bytes); }},
 };
@@ -364,13 +353,17 @@ std::vector<MetricFamily> Metrics::Collect() const {
   std::shared_ptr<const MembershipSnapshot> members;
   const ClusterNode* const cluster = context_.cluster.load(std::memory_order_acquire);
   if (cluster != nullptr) members = cluster->snapshot();
-  const Source source{context_,
-                      stats,
-                      data,
-                      sessions,
-                      start_unix_seconds_,
-                      members == nullptr ? none : *members,
-                      cluster == nullptr ? nullptr : &cluster->blocks()};
+  Source source{context_,
+                stats,
+                data,
+                sessions,
+                start_unix_seconds_,
+                members == nullptr ? none : *members,
+                cluster == nullptr ? nullptr : &cluster->blocks()};
+  if (source.cluster != nullptr) {
+    source.pulled = source.cluster->pull_stats();
+    source.copies = source.cluster->copy_stats();
+  }
   std::vector<MetricFamily> families;
   for (const Family& family : kFamilies) {
     MetricFamily out;
