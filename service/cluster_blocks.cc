@@ -212,16 +212,19 @@ void ClusterBlocks::Lookup(const Fingerprint& fingerprint,
           std::vector<bool> elsewhere(keys->size(), false);
           for (std::size_t r = 0; r < runs.size(); ++r) {
             std::erase_if(found[r].sources, [](const auto& source) { return source.self; });
-            if (found[r].sources.empty()) continue;
             for (const RemoteLookup::Source& source : found[r].sources) {
               for (std::size_t i = 0; i < runs[r].count; ++i) {
                 if ((source.blocks >> i & 1) != 0) elsewhere[first + runs[r].first + i] = true;
               }
             }
-            sources_.Remember(fingerprint, queries[r], std::move(found[r].sources));
           }
           lookups_.fetch_sub(1, std::memory_order_relaxed);
           done(elsewhere);
+          // The fetch that follows comes to this loop, too, and later.
+          for (std::size_t r = 0; r < runs.size(); ++r) {
+            if (found[r].sources.empty()) continue;
+            sources_.Remember(fingerprint, queries[r], std::move(found[r].sources));
+          }
         });
   });
 }
