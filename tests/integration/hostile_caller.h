@@ -23,6 +23,8 @@
 #include "kvmill/v1/cache.grpc.pb.h"
 #include "kvmill/v1/data.grpc.pb.h"
 #include "kvmill/v1/engine.grpc.pb.h"
+#include "kvmill/v1/peer.grpc.pb.h"
+#include "service/cluster/anchor.h"
 #include "tests/integration/daemon_fixture.h"
 #include "tests/integration/message_mutator.h"
 #include "tests/integration/raw_call.h"
@@ -37,6 +39,8 @@ using MessagePtr = std::unique_ptr<Message>;
 using Messages = std::vector<MessagePtr>;
 
 inline bool IsAdmin(const MethodDescriptor& method) { return method.service()->name() == "Admin"; }
+
+inline bool IsPeer(const MethodDescriptor& method) { return method.service()->name() == "Peer"; }
 
 inline std::string PathOf(const MethodDescriptor& method) {
   return absl::StrCat("/", method.service()->full_name(), "/", method.name());
@@ -57,6 +61,8 @@ struct World {
   ClientNamespace kept;  // Whose blocks must stay as they are.
   ClientNamespace prey;
   std::vector<BlockKey> keys;  // Of both.
+  std::string node_id;         // The daemon's in its cluster,
+  std::string boot_id;         //   and which of its lives it is: 16 bytes.
 };
 
 // A client for a while: with a session, leases and registered memory, if it is a local one.
@@ -80,6 +86,10 @@ class Caller {
     mutator_.Know("lease_ms", 1000);
     mutator_.Know("node_id", std::string(16, 'n'));
     mutator_.Know("sources", "127.0.0.1");
+    for (const char* field : {"asker", "holder"}) mutator_.Know(field, world.node_id);
+    for (const char* field : {"incarnation", "holder_incarnation"}) {
+      mutator_.Know(field, world.boot_id);
+    }
     for (const char* field : {"token_count", "block_tokens", "head_dim"}) {
       mutator_.Know(field, 64);
     }
@@ -167,6 +177,8 @@ class Caller {
       v1::ConnectRequest request;
       request.set_node_id(std::string(16, 'n'));
       messages.push_back(Copy(request));
+    } else if (IsPeer(method)) {
+      messages.push_back(ValidOfPeer(method));
     } else {
       // The others want a namespace and keys, or nothing.
       MessagePtr request = New(method.input_type());
@@ -209,6 +221,43 @@ class Caller {
     v1::SessionReply reply;
     EXPECT_TRUE(session_->Write(open) && session_->Read(&reply) && reply.has_opened());
     session_id_ = reply.opened().session_id();
+  }
+
+  // As the daemon itself would ask: there is no other node.
+  MessagePtr ValidOfPeer(const MethodDescriptor& method) {
+    const BlockKey& anchor = world_.keys[0];
+    const std::uint64_t hash = AnchorHash(world_.kept.fingerprint, anchor);
+    if (method.name() == "Locate") {
+      v1::LocateRequest request;
+      request.set_incarnation(world_.boot_id);
+      request.set_fingerprint(std::string(AsBytes(world_.kept.fingerprint)));
+      request.set_asker(world_.node_id);
+      v1::LocateRun* const run = request.add_runs();
+      run->set_anchor(std::string(anchor.view()));
+      for (const BlockKey& key : world_.keys) run->add_keys(std::string(key.view()));
+      return Copy(request);
+    }
+    if (method.name() == "ListRuns") {
+      v1::ListRunsRequest request;
+      request.set_incarnation(world_.boot_id);
+      request.add_anchor_hashes(hash);
+      return Copy(request);
+    }
+    if (method.name() == "Compare") {
+      v1::CompareRequest request;
+      request.set_incarnation(world_.boot_id);
+      request.set_holder(world_.node_id);
+      request.set_holder_incarnation(world_.boot_id);
+      for (int i = 0; i < 64; ++i) request.add_digests(0);
+      return Copy(request);
+    }
+    v1::AnnounceRequest request;  // Announce and HandOver.
+    request.set_incarnation(world_.boot_id);
+    request.set_holder(world_.node_id);
+    request.set_holder_incarnation(world_.boot_id);
+    request.add_anchor_hashes(hash);
+    request.add_counts(static_cast<std::uint32_t>(world_.keys.size()));
+    return Copy(request);
   }
 
   v1::MapRequest MapKept() const {
