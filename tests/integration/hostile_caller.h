@@ -192,6 +192,9 @@ class Caller {
           r.AddString(request.get(), field, std::string(key.view()));
         }
       }
+      if (const auto* field = method.input_type()->FindFieldByName("key")) {
+        r.SetString(request.get(), field, std::string(world_.keys[0].view()));
+      }
       messages.push_back(std::move(request));
     }
     return messages;
