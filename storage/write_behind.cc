@@ -1,5 +1,8 @@
 #include "storage/write_behind.h"
 
+#include <numeric>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
@@ -8,6 +11,7 @@ namespace kvmill {
 namespace {
 
 constexpr std::size_t kFailuresRememberedMax = 65536;
+constexpr int kDurableRoundsMax = 8;
 constexpr std::int64_t kWarningEveryNanos = 10'000'000'000;
 
 }  // namespace
@@ -213,29 +217,43 @@ void WriteBehind::RequeueUnwritten(absl::Span<const BlockId> ids) {
 }
 
 void WriteBehind::MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results) {
-  RequeueUnwritten(ids);
-  {
-    MutexLock lock(mu_);
-    for (const BlockId& id : ids) {
-      while (pending_.contains(id)) written_.Wait(mu_);
-    }
-  }
-  const absl::Status flushed = disk_.Flush();
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    std::uint8_t flags = 0;
-    if (!index_.Find(ids[i], [&](EntryId, BlockEntry& e) { flags = e.flags; })) {
-      results[i] = absl::NotFoundError("the block is not in the store any more");
-    } else if (!flushed.ok()) {
-      results[i] = flushed;
-    } else if ((flags & kOnDisk) != 0) {
-      results[i] = absl::OkStatus();
-    } else {
+  std::vector<std::size_t> open(ids.size());
+  std::iota(open.begin(), open.end(), std::size_t{0});
+  // While others are waited for, a block may leave the disk, or be removed and stored anew: then it
+  // has to be written again. Not for ever: who does that does not want it durable.
+  for (int round = 0; round < kDurableRoundsMax && !open.empty(); ++round) {
+    std::vector<BlockId> now;
+    now.reserve(open.size());
+    for (const std::size_t i : open) now.push_back(ids[i]);
+    RequeueUnwritten(now);
+    {
       MutexLock lock(mu_);
-      auto it = failed_.find(ids[i]);
-      results[i] = it != failed_.end()
-                       ? it->second
-                       : absl::UnavailableError("the block left the disk tier again");
+      for (const BlockId& id : now) {
+        while (pending_.contains(id)) written_.Wait(mu_);
+      }
     }
+    const absl::Status flushed = disk_.Flush();
+    std::vector<std::size_t> again;
+    for (const std::size_t i : open) {
+      std::uint8_t flags = 0;
+      if (!index_.Find(ids[i], [&](EntryId, BlockEntry& e) { flags = e.flags; })) {
+        results[i] = absl::NotFoundError("the block is not in the store any more");
+      } else if (!flushed.ok()) {
+        results[i] = flushed;
+      } else if ((flags & kOnDisk) != 0) {
+        results[i] = absl::OkStatus();
+      } else {
+        MutexLock lock(mu_);
+        const auto it = failed_.find(ids[i]);
+        if (it != failed_.end()) {
+          results[i] = it->second;
+          continue;
+        }
+        results[i] = absl::UnavailableError("the block leaves the disk tier again and again");
+        again.push_back(i);
+      }
+    }
+    open = std::move(again);
   }
 }
 

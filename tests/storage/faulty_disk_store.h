@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <thread>
@@ -42,6 +43,12 @@ class FaultyDiskStore : public DiskStore {
   std::atomic<std::uint64_t> writes{0};
   std::atomic<std::uint64_t> reads{0};
   std::atomic<std::uint64_t> flushes{0};
+
+  // Runs once, in the next Flush, before it does anything.
+  void InNextFlush(std::function<void()> meanwhile) {
+    MutexLock lock(mutex_);
+    in_next_flush_ = std::move(meanwhile);
+  }
 
   // The process dies: what no Flush covered is gone.
   void Crash() {
@@ -99,6 +106,12 @@ class FaultyDiskStore : public DiskStore {
 
   absl::Status Flush() override {
     flushes.fetch_add(1);
+    std::function<void()> meanwhile;
+    {
+      MutexLock lock(mutex_);
+      meanwhile = std::exchange(in_next_flush_, nullptr);
+    }
+    if (meanwhile) meanwhile();
     Sleep(flush_ms);
     if (Fails(fail_flush)) return absl::UnavailableError("flush: told to fail");
     MutexLock lock(mutex_);
@@ -208,6 +221,7 @@ class FaultyDiskStore : public DiskStore {
   std::map<std::string, std::string> namespaces_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t evicted_blocks_ ABSL_GUARDED_BY(mutex_) = 0;
   EvictedCallback callback_ ABSL_GUARDED_BY(mutex_);
+  std::function<void()> in_next_flush_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvmill

@@ -44,6 +44,27 @@ TEST_F(TieredStoreDiskTest, DurableBlockSurvivesACrash) {
   }
 }
 
+// Others remove it and store it again, or the disk's cap drops it, while the flush is waited for.
+TEST_F(TieredStoreDiskTest, ABlockThatLeftTheDiskMeanwhileIsWrittenAgain) {
+  Open(true);
+  ASSERT_TRUE(Put(1).ok());
+  ASSERT_TRUE(Durable(1).ok());
+  disk_.InNextFlush([&] {
+    disk_.write_ms = 50;  // Not there yet when the flush is over.
+    EXPECT_TRUE(store_->Remove(space_, {Key(1)}).ok());
+    EXPECT_TRUE(Put(1).ok());
+  });
+  EXPECT_TRUE(Durable(1).ok());
+  disk_.write_ms = 0;
+  const Fingerprint fingerprint = store_->Namespaces()[0].fingerprint;
+  disk_.InNextFlush([&] { disk_.Evict({DiskBlockId{fingerprint, 0, Key(1)}}); });
+  EXPECT_TRUE(Durable(1).ok());
+  disk_.Crash();
+  store_.reset();
+  Open(true);
+  EXPECT_TRUE(GetIs(1));
+}
+
 TEST_F(TieredStoreDiskTest, NamespacesAndBlocksAreKnownAfterARestart) {
   Open(true);
   for (std::uint64_t i = 0; i < 5; ++i) ASSERT_TRUE(Put(i).ok());
