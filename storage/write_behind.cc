@@ -221,7 +221,9 @@ void WriteBehind::MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::St
   std::iota(open.begin(), open.end(), std::size_t{0});
   // While others are waited for, a block may leave the disk, or be removed and stored anew: then it
   // has to be written again. Not for ever: who does that does not want it durable.
-  for (int round = 0; round < kDurableRoundsMax && !open.empty(); ++round) {
+  // At least once, even for no blocks: what is written already has to be flushed, too.
+  int round = 0;
+  do {
     std::vector<BlockId> now;
     now.reserve(open.size());
     for (const std::size_t i : open) now.push_back(ids[i]);
@@ -254,7 +256,7 @@ void WriteBehind::MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::St
       }
     }
     open = std::move(again);
-  }
+  } while (++round < kDurableRoundsMax && !open.empty());
 }
 
 }  // namespace kvmill

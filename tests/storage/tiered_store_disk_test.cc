@@ -44,6 +44,19 @@ TEST_F(TieredStoreDiskTest, DurableBlockSurvivesACrash) {
   }
 }
 
+TEST_F(TieredStoreDiskTest, AFlushCoversWhatWasWrittenBefore) {
+  Open(true);
+  ASSERT_TRUE(Put(1).ok());
+  while (store_->stats().unwritten_blocks > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(*store_->Flush(), 0u);
+  disk_.Crash();
+  store_.reset();
+  Open(true);
+  EXPECT_TRUE(GetIs(1));
+}
+
 // Others remove it and store it again, or the disk's cap drops it, while the flush is waited for.
 TEST_F(TieredStoreDiskTest, ABlockThatLeftTheDiskMeanwhileIsWrittenAgain) {
   Open(true);
