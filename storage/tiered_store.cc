@@ -378,8 +378,8 @@ absl::Status TieredStore::MakeDurable(absl::Span<const BlockId> ids,
         "no disk tier: start kvmilld with --data-dir to store durably");
   }
   KVMILL_RETURN_IF_ERROR(impl_->SaveNamespaces());
-  impl_->write_behind_->MakeDurable(ids, results);
-  return absl::OkStatus();
+  const absl::Status flushed = impl_->write_behind_->MakeDurable(ids, results);
+  return ids.empty() ? flushed : absl::OkStatus();
 }
 
 absl::StatusOr<std::uint64_t> TieredStore::Flush() {

@@ -164,7 +164,7 @@ class TieredStore {
 
   // Waits until these blocks are durable; `results[i]` (same size) is OK when ids[i] is, NOT_FOUND
   // when it is not in the store any more, else why not. FAILED_PRECONDITION when there is no disk
-  // tier.
+  // tier; for no `ids`, what the disk's flush said.
   absl::Status MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results);
   // The same for every sealed block; the number of blocks that were not durable before. An error
   // when any could not be made so.

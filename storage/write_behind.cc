@@ -216,13 +216,15 @@ void WriteBehind::RequeueUnwritten(absl::Span<const BlockId> ids) {
   }
 }
 
-void WriteBehind::MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results) {
+absl::Status WriteBehind::MakeDurable(absl::Span<const BlockId> ids,
+                                      absl::Span<absl::Status> results) {
   std::vector<std::size_t> open(ids.size());
   std::iota(open.begin(), open.end(), std::size_t{0});
   // While others are waited for, a block may leave the disk, or be removed and stored anew: then it
   // has to be written again. Not for ever: who does that does not want it durable.
   // At least once, even for no blocks: what is written already has to be flushed, too.
   int round = 0;
+  absl::Status flushed;
   do {
     std::vector<BlockId> now;
     now.reserve(open.size());
@@ -234,7 +236,7 @@ void WriteBehind::MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::St
         while (pending_.contains(id)) written_.Wait(mu_);
       }
     }
-    const absl::Status flushed = disk_.Flush();
+    flushed = disk_.Flush();
     std::vector<std::size_t> again;
     for (const std::size_t i : open) {
       std::uint8_t flags = 0;
@@ -257,6 +259,7 @@ void WriteBehind::MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::St
     }
     open = std::move(again);
   } while (++round < kDurableRoundsMax && !open.empty());
+  return flushed;
 }
 
 }  // namespace kvmill

@@ -40,8 +40,8 @@ class WriteBehind {
   // The block is in the index with kInHost | kUnwritten.
   void Enqueue(const BlockId& id, const BlockKey& parent, const RunLink& link);
 
-  // See TieredStore::MakeDurable.
-  void MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results);
+  // See TieredStore::MakeDurable. What the disk's last flush said, which is in the results, too.
+  absl::Status MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results);
 
   // Waits until everything that is queued or being written now was tried; not for what comes after.
   void WaitWritten();

@@ -50,6 +50,8 @@ TEST_F(TieredStoreDiskTest, AFlushCoversWhatWasWrittenBefore) {
   while (store_->stats().unwritten_blocks > 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  disk_.fail_flush = 1;
+  EXPECT_EQ(store_->Flush().status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(*store_->Flush(), 0u);
   disk_.Crash();
   store_.reset();
