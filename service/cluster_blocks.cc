@@ -32,6 +32,8 @@ std::uint64_t BlockBytes(const NamespaceSpec& spec) {
   return bytes;
 }
 
+// Membership is known everywhere by then, but for who is cut off.
+constexpr std::int64_t kHandoverBeginNanos = 300'000'000;
 // For a call without a deadline, as for one that has a long one.
 constexpr std::int64_t kBringNanosMax = 60'000'000'000;
 
@@ -64,7 +66,8 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& opti
                         answers_.pointers().Announced(options_.self, announcements);
                       }}),
       replicator_(loop, peers_, health_, answers_.pointers(), ReplicatorOptions()),
-      handover_(loop, peers_, health_, {.self_id = options.self.id}),
+      handover_(loop, peers_, health_,
+                {.self_id = options.self.id, .begin_nanos = kHandoverBeginNanos}),
       held_(loop, [this](const Announcement& run) { Hold(run); }) {
   answers_.SetReplicator(&replicator_);
   answers_.SetLister(
@@ -112,12 +115,12 @@ std::vector<HeldRun> ClusterBlocks::ListRuns(
   return runs;
 }
 
-// So that blocks can be copied of which no engine of this node has heard. A namespace is written to
-// the disk once, so this takes its moment once.
+// So that blocks can be copied of which no engine of this node has heard. What engines call the
+// namespace stays their own choice. It is written to the disk once, so this takes its moment once.
 void ClusterBlocks::Learn(const std::string& name, NamespaceSpec spec) {
   spec.tenant = kDefaultTenant;
   if (store_.FindNamespace(kDefaultTenant, FingerprintOf(spec)).ok()) return;
-  const auto opened = store_.OpenNamespace(name, spec);
+  const auto opened = store_.OpenNamespace(PeerNamespaceName(FingerprintOf(spec)), spec);
   if (!opened.ok() && name != refused_) {
     refused_ = name;
     LogWarning(absl::StrCat("blocks of namespace \"", name,
@@ -135,6 +138,7 @@ void ClusterBlocks::HandOver(std::int64_t limit_nanos,
                              std::function<void(const Handover::Report&)> done) {
   loop_.Post([this, limit_nanos, done = std::move(done)] {
     if (handover_.running()) return done(Handover::Report());
+    replicator_.Leave();
     handover_.Start(announcer_.Held(), loop_.clock().MonotonicNanos() + limit_nanos,
                     [this, done](const Handover::Report& report) {
                       handed_over_ = report;
@@ -161,6 +165,11 @@ std::int64_t ClusterBlocks::NanosOf(TimePoint deadline, std::int64_t nanos_max) 
   if (left > std::chrono::nanoseconds(2 * nanos_max)) return now + nanos_max;
   const std::int64_t nanos = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
   return now + std::min(nanos_max, nanos / 4 * 3);
+}
+
+void ClusterBlocks::SetMembers(const std::vector<Member>& members) {
+  replicator_.SetMembers(members);
+  handover_.SetMembers(members);
 }
 
 void ClusterBlocks::SetView(const std::shared_ptr<const ClusterView>& view) {

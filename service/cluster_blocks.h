@@ -61,6 +61,8 @@ class ClusterBlocks {
 
   // --- On the loop ---
   void SetView(const std::shared_ptr<const ClusterView>& view);
+  // The members of which a view is being made.
+  void SetMembers(const std::vector<Member>& members);
 
   // --- Thread-safe; callbacks run once, on the loop, unless it stops first ---
 

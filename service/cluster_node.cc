@@ -120,7 +120,10 @@ std::shared_ptr<const MembershipSnapshot> ClusterNode::snapshot() const {
 void ClusterNode::Published(std::shared_ptr<const MembershipSnapshot> snapshot) {
   const std::shared_ptr<const MembershipSnapshot> before = this->snapshot();
   LogChanges(*before, *snapshot, options_);
-  if (snapshot->version != before->version) views_->SetMembers(snapshot->members);
+  if (snapshot->version != before->version) {
+    blocks_->SetMembers(snapshot->members);
+    views_->SetMembers(snapshot->members);
+  }
   MutexLock lock(mu_);
   snapshot_ = std::move(snapshot);
 }

@@ -25,6 +25,7 @@ void Handover::Start(std::vector<Announcement> runs, std::int64_t deadline_nanos
   next_ = 0;
   left_ = std::move(runs);
   std::erase_if(left_, [](const Announcement& run) { return run.count == 0; });
+  begin_ = loop_.clock().MonotonicNanos() + options_.begin_nanos;
   deadline_ = deadline_nanos;
   done_ = std::move(done);
   timer_ = loop_.After(0, [this] { Tick(); });
@@ -39,12 +40,27 @@ const Member* Handover::HomeOf(std::uint64_t anchor_hash) const {
   return nullptr;
 }
 
+void Handover::SetMembers(const std::vector<Member>& members) {
+  others_serve_ = std::any_of(members.begin(), members.end(), [this](const Member& member) {
+    return member.state == MemberState::kServing && member.id != options_.self_id;
+  });
+}
+
+bool Handover::IsAlone() const {
+  if (others_serve_.has_value()) return !*others_serve_;
+  return view_ == nullptr ||
+         std::all_of(view_->serving().begin(), view_->serving().end(),
+                     [this](const Member& m) { return m.id == options_.self_id; });
+}
+
 void Handover::Tick() {
   const std::int64_t now = loop_.clock().MonotonicNanos();
-  const bool alone =
-      view_ == nullptr || std::all_of(view_->serving().begin(), view_->serving().end(),
-                                      [this](const Member& m) { return m.id == options_.self_id; });
-  if (left_.empty() || alone || now >= deadline_) return Complete();
+  if (left_.empty() || IsAlone() || now >= deadline_) return Complete();
+  if (now < begin_ || view_ == nullptr) {
+    const std::int64_t next = std::max(begin_, now + options_.first_wait_nanos);
+    timer_ = loop_.At(std::min(deadline_, next), [this] { Tick(); });
+    return;
+  }
   timer_ = loop_.At(std::min(deadline_, now + options_.first_wait_nanos), [this] { Tick(); });
 
   std::map<const Member*, std::vector<Announcement>> batches;

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ class Handover {
     std::int64_t first_wait_nanos = 50'000'000;  // Between two calls to one home; doubles
     std::int64_t last_wait_nanos = 800'000'000;  //   up to this while nothing moves.
     std::int64_t call_nanos = 2'000'000'000;
+    // Homes are asked no sooner: until then all have heard that this node leaves, and whether they
+    // do, too. Two that leave together must not count on each other.
+    std::int64_t begin_nanos = 0;
   };
   static constexpr std::size_t kSliceMax = 16384;  // Runs that a tick looks at.
   struct Report {
@@ -41,6 +45,9 @@ class Handover {
   Handover& operator=(const Handover&) = delete;
 
   void SetView(std::shared_ptr<const ClusterView> view) { view_ = std::move(view); }
+
+  // Whether others stay, as members say it, which is sooner than there is a view.
+  void SetMembers(const std::vector<Member>& members);
 
   // `runs`: what this node holds, those first that should be safe first. `done` runs once, on the
   // loop, not within this call and not after the deadline. Not while one runs.
@@ -58,6 +65,7 @@ class Handover {
     std::int64_t wait = 0;
   };
 
+  bool IsAlone() const;
   void Tick();
   // The best home that may be asked now, and is not this node; null: none.
   const Member* HomeOf(std::uint64_t anchor_hash) const;
@@ -72,7 +80,8 @@ class Handover {
   std::vector<Announcement> left_;  // In the order in which they should go.
   std::size_t next_ = 0;            // Where the next tick begins.
   std::map<std::string, Home> homes_;
-  std::int64_t deadline_ = 0;
+  std::optional<bool> others_serve_;  // Empty: as the view says.
+  std::int64_t begin_ = 0, deadline_ = 0;
   Loop::TimerId timer_ = 0;
   Report report_;
   std::function<void(const Report&)> done_;

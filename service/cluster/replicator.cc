@@ -52,6 +52,18 @@ void Replicator::SetView(std::shared_ptr<const ClusterView> view) {
   for (const JobId id : lost) EndJob(id, std::nullopt);
 }
 
+void Replicator::SetMembers(const std::vector<Member>& members) {
+  std::map<std::string, std::string> leaving;
+  for (const Member& member : members) {
+    const auto known = leaving_.find(member.id);
+    if (member.state == MemberState::kDraining ||
+        (known != leaving_.end() && known->second == member.incarnation)) {
+      leaving[member.id] = member.incarnation;
+    }
+  }
+  leaving_ = std::move(leaving);
+}
+
 void Replicator::Announced(const std::vector<Announcement>& announcements) {
   if (options_.copies == 0) return;
   for (const Announcement& said : announcements) Add(said.anchor_hash, Reason::kHome);
@@ -75,7 +87,8 @@ std::vector<std::uint8_t> Replicator::HandedOver(const Member& from,
   std::vector<std::uint8_t> counts;
   counts.reserve(announcements.size());
   const auto index = view_ == nullptr ? std::nullopt : view_->IndexOf(options_.self_id);
-  const bool stays = index.has_value() && *index < view_->serving_count();
+  const bool stays = !leaves_ && index.has_value() && *index < view_->serving_count();
+  leaving_[from.id] = from.incarnation;
   for (const Announcement& said : announcements) {
     std::uint8_t count = stays ? options_.held(said.anchor_hash) : std::uint8_t{0};
     for (const Pointer& pointer : pointers_.Find(said.anchor_hash)) {
@@ -91,6 +104,8 @@ std::vector<std::uint8_t> Replicator::HandedOver(const Member& from,
 
 bool Replicator::Stays(const Pointer& pointer) const {
   if (view_ == nullptr) return false;
+  const auto leaving = leaving_.find(pointer.holder);
+  if (leaving != leaving_.end() && leaving->second == pointer.incarnation) return false;
   const auto index = view_->IndexOf(pointer.holder);
   return index.has_value() && *index < view_->serving_count() &&
          view_->members()[*index].incarnation == pointer.incarnation;

@@ -74,6 +74,11 @@ class Replicator {
 
   // Looks at all that was announced.
   void SetView(std::shared_ptr<const ClusterView> view);
+  // Who leaves, as members say it, which is sooner than there is a view. What they have does not
+  // count.
+  void SetMembers(const std::vector<Member>& members);
+  // This node leaves: it promises nothing any more.
+  void Leave() { leaves_ = true; }
   // `pointers` has heard this.
   void Announced(const std::vector<Announcement>& announcements);
   // Many ask for a run.
@@ -137,6 +142,8 @@ class Replicator {
   const Options options_;
   RateLimit limit_;
   std::shared_ptr<const ClusterView> view_;
+  std::map<std::string, std::string> leaving_;  // Incarnations of nodes that leave, by id.
+  bool leaves_ = false;
   absl::flat_hash_map<std::uint64_t, Item> items_;
   std::deque<std::uint64_t> queue_;  // Of items_, those that are in no job.
   JobId next_job_ = 1;

@@ -127,6 +127,46 @@ TEST_F(ClusterCopiesTest, ANodeThatLeavesHandsOverWhatOnlyItHas) {
   }
 }
 
+// Neither counts on the other.
+TEST_F(ClusterCopiesTest, TwoNodesThatLeaveTogetherLoseNothing) {
+  StartNodes({"--copies", "1"});
+  for (const char* name : {"a", "b", "c"}) OpenOn(name);
+  PutOn("a");
+  Until([&] { return CopiedOn("b") + CopiedOn("c") == kBlocks; });
+  for (const char* name : {"a", "b"}) {
+    nodes_[name].client.reset();
+    nodes_[name].process->Signal(SIGTERM);
+  }
+  for (const char* name : {"a", "b"}) EXPECT_EQ(nodes_[name].process->WaitExit().code, 0);
+  EXPECT_EQ(HitsOn("c", true), kBlocks);
+}
+
+TEST_F(ClusterCopiesTest, ANodeThatLeavesAsSoonAsAnotherIsAMemberHandsOver) {
+  StartNode("a", kLongLease);
+  OpenOn("a");
+  PutOn("a");
+  StartNode("b", kLongLease);
+  for (const char* name : {"a", "b"}) Until([&] { return MembersOf(name) == "a b"; });
+  nodes_["a"].client.reset();
+  nodes_["a"].process->Signal(SIGTERM);
+  EXPECT_EQ(nodes_["a"].process->WaitExit().code, 0);
+  OpenOn("b");
+  EXPECT_EQ(HitsOn("b", true), kBlocks);
+}
+
+// What others call a namespace binds no name here.
+TEST_F(ClusterCopiesTest, ACopyTakesNoEnginesName) {
+  StartNodes({"--copies", "1"});
+  OpenOn("a");
+  PutOn("a");
+  Until([&] { return CopiedOn("b") + CopiedOn("c") == kBlocks; });
+  NamespaceSpec other = SmallSpec();
+  other.model = "other";
+  for (const char* name : {"b", "c"}) {
+    EXPECT_TRUE(ClientOf(name).OpenNamespace("shared", other).ok()) << name;
+  }
+}
+
 TEST_F(ClusterCopiesTest, ANodeThatIsAloneLeavesAtOnce) {
   StartNode("a", kLongLease);
   OpenOn("a");
