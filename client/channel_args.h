@@ -34,6 +34,31 @@ inline std::vector<std::pair<const char*, int>> BulkChannelArgs() {
   };
 }
 
+// Of a connection to one server of a cluster, which is made again for as long as that is a member.
+// gRPC answers from memory while it waits to connect again, for two minutes in the end if left to
+// itself: so who calls waits before it tries again, and gRPC does not for long.
+struct ReconnectMs {
+  int first = 100, last = 2000;
+  int connect = 2000;
+};
+inline constexpr int kMemberPingMs =
+    10'000;  // etcd hangs up on who pings more often than every 5 s,
+inline constexpr int kMemberPingTimeoutMs = 5'000;  // daemons on kKeepaliveMs / 2.
+static_assert(kMemberPingMs >= kKeepaliveMs / 2);
+inline std::vector<std::pair<const char*, int>> MemberChannelArgs(const ReconnectMs& reconnect) {
+  return {
+      {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, reconnect.first},
+      {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, reconnect.last},
+      {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, reconnect.connect},
+      {GRPC_ARG_KEEPALIVE_TIME_MS, kMemberPingMs},
+      {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kMemberPingTimeoutMs},
+      // A connection of one's own, so that another's trouble is not this one's; and proxies of the
+      // environment are for the outside world.
+      {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
+      {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
+  };
+}
+
 }  // namespace kvmill
 
 #endif  // KVMILL_CLIENT_CHANNEL_ARGS_H_

@@ -32,8 +32,6 @@ std::uint64_t BlockBytes(const NamespaceSpec& spec) {
   return bytes;
 }
 
-// Membership is known everywhere by then, but for who is cut off.
-constexpr std::int64_t kHandoverBeginNanos = 300'000'000;
 // For a call without a deadline, as for one that has a long one.
 constexpr std::int64_t kBringNanosMax = 60'000'000'000;
 
@@ -46,8 +44,7 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& opti
       answers_(loop, store, PointerTable::Options()),
       health_(loop.clock()),
       pull_(loop, store, options.pull),
-      peers_(loop, options.self, PullerOf(pull_),
-             [this](const std::string& name, const NamespaceSpec& spec) { Learn(name, spec); }),
+      peers_(loop, options.self, PullerOf(pull_)),
       lookup_(
           loop, peers_, health_,
           {.self_id = options.self.id,
@@ -66,8 +63,7 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& opti
                         answers_.pointers().Announced(options_.self, announcements);
                       }}),
       replicator_(loop, peers_, health_, answers_.pointers(), ReplicatorOptions()),
-      handover_(loop, peers_, health_,
-                {.self_id = options.self.id, .begin_nanos = kHandoverBeginNanos}),
+      handover_(loop, peers_, health_, {.self_id = options.self.id}),
       held_(loop, [this](const Announcement& run) { Hold(run); }) {
   answers_.SetReplicator(&replicator_);
   answers_.SetLister(
@@ -113,19 +109,6 @@ std::vector<HeldRun> ClusterBlocks::ListRuns(
     runs.push_back(std::move(run));
   }
   return runs;
-}
-
-// So that blocks can be copied of which no engine of this node has heard. What engines call the
-// namespace stays their own choice. It is written to the disk once, so this takes its moment once.
-void ClusterBlocks::Learn(const std::string& name, NamespaceSpec spec) {
-  spec.tenant = kDefaultTenant;
-  if (store_.FindNamespace(kDefaultTenant, FingerprintOf(spec)).ok()) return;
-  const auto opened = store_.OpenNamespace(PeerNamespaceName(FingerprintOf(spec)), spec);
-  if (!opened.ok() && name != refused_) {
-    refused_ = name;
-    LogWarning(absl::StrCat("blocks of namespace \"", name,
-                            "\" are not copied here: ", opened.status().message()));
-  }
 }
 
 void ClusterBlocks::Hold(const Announcement& run) {

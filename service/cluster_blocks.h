@@ -116,7 +116,6 @@ class ClusterBlocks {
   Replicator::Options ReplicatorOptions();
   std::vector<HeldRun> ListRuns(const std::vector<std::uint64_t>& anchor_hashes) const;
   std::uint64_t BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const;
-  void Learn(const std::string& name, NamespaceSpec spec);
   void Hold(const Announcement& run);
   void PublishStats();
   std::int64_t NanosOf(TimePoint deadline, std::int64_t nanos_max) const;
@@ -141,7 +140,6 @@ class ClusterBlocks {
   Replicator replicator_;
   Handover handover_;
   Handover::Report handed_over_;
-  std::string refused_;  // The namespace of which that was logged last.
   Loop::TimerId stats_timer_ = 0;
   mutable Mutex stats_mu_;
   CopyStats stats_ ABSL_GUARDED_BY(stats_mu_);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/channel_args.h"
 #include "client/convert.h"
 #include "service/peer_codec.h"
 #include "storage/core/check.h"
@@ -17,27 +18,14 @@ namespace kvmill {
 namespace {
 
 constexpr int kAnswerBytesMax = 1 << 20;  // 64 runs of 128 keys are 560 KiB.
-// gRPC answers from memory while it waits to connect again. PeerHealth waits as well, and longer.
-constexpr int kReconnectMs = 50;
-constexpr int kReconnectMsMax = 1000;
-constexpr int kConnectMs = 1000;
-// Not more often than daemons allow (channel_args.h).
-constexpr int kPingMs = 10'000;
-constexpr int kPingTimeoutMs = 5'000;
+// PeerHealth waits as well, and longer.
+constexpr ReconnectMs kReconnect{.first = 50, .last = 1000, .connect = 1000};
 constexpr std::size_t kMessageBytesOfPeer = 256;  // Of its errors, for ours.
 
 grpc::ChannelArguments ChannelArguments() {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kAnswerBytesMax);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMsMax);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
-  // A member that comes back at an address gets a connection of its own, and proxies are for the
-  // outside world.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  for (const auto& [name, value] : MemberChannelArgs(kReconnect)) arguments.SetInt(name, value);
   return arguments;
 }
 
@@ -66,11 +54,10 @@ struct GrpcPeers::Link {
   const std::unique_ptr<v1::Peer::Stub> stub;
 };
 
-GrpcPeers::GrpcPeers(Loop& loop, const Member& self, Puller puller, Learn learn)
+GrpcPeers::GrpcPeers(Loop& loop, const Member& self, Puller puller)
     : loop_(loop),
       self_(self),
       puller_(std::move(puller)),
-      learn_(std::move(learn)),
       inbox_(std::make_shared<LoopInbox>(loop)) {}
 
 GrpcPeers::~GrpcPeers() {
@@ -218,14 +205,7 @@ Peers::CallId GrpcPeers::ListRuns(const Member& member, std::vector<std::uint64_
   for (const std::uint64_t hash : anchor_hashes) request.add_anchor_hashes(hash);
   return Start<v1::ListRunsReply>(
       member, std::move(request), &Async::ListRuns, deadline_nanos,
-      [this](const v1::ListRunsReply& reply) {
-        for (const v1::HeldNamespace& space : reply.namespaces()) {
-          const absl::StatusOr<NamespaceSpec> spec = FromProto(space.spec());
-          if (spec.ok() && learn_ != nullptr) learn_(space.name(), *spec);
-        }
-        return FromProto(reply);
-      },
-      std::move(done));
+      [](const v1::ListRunsReply& reply) { return FromProto(reply); }, std::move(done));
 }
 
 Peers::CallId GrpcPeers::HandOver(const Member& member, std::vector<Announcement> announcements,

@@ -36,12 +36,8 @@ class GrpcPeers final : public Peers {
     std::function<void(CallId call)> cancel;
   };
 
-  // What a peer says of a namespace of which it has blocks, when it lists them: on the loop, before
-  // their list. It may be wrong.
-  using Learn = std::function<void(const std::string& name, const NamespaceSpec& spec)>;
-
   // `self`: who says what Announce, HandOver and Compare say.
-  GrpcPeers(Loop& loop, const Member& self, Puller puller, Learn learn = nullptr);
+  GrpcPeers(Loop& loop, const Member& self, Puller puller);
   // Cancels what runs, and waits moments until gRPC has let go of it.
   ~GrpcPeers() override;
 
@@ -99,7 +95,6 @@ class GrpcPeers final : public Peers {
   Loop& loop_;
   const Member self_;
   const Puller puller_;
-  const Learn learn_;
   const std::shared_ptr<LoopInbox> inbox_;
   CallId next_ = 1;
   std::map<CallId, Call> calls_;  // But for pulls.

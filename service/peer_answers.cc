@@ -47,21 +47,6 @@ void PeerAnswers::Locate(const std::string& asker, const Fingerprint& fingerprin
   });
 }
 
-std::vector<TieredStore::NamespaceInfo> PeerAnswers::NamespacesOf(
-    const std::vector<HeldRun>& runs) const {
-  std::vector<TieredStore::NamespaceInfo> spaces;
-  for (const HeldRun& run : runs) {
-    if (std::any_of(spaces.begin(), spaces.end(), [&](const TieredStore::NamespaceInfo& known) {
-          return known.fingerprint == run.fingerprint;
-        })) {
-      continue;
-    }
-    auto space = store_.FindNamespace(kDefaultTenant, run.fingerprint);
-    if (space.ok()) spaces.push_back(*std::move(space));
-  }
-  return spaces;
-}
-
 absl::Status PeerAnswers::CheckMember(const Member& holder) const {
   const std::optional<MemberIndex> index =
       view_ == nullptr ? std::nullopt : view_->IndexOf(holder.id);

@@ -46,8 +46,6 @@ class PeerAnswers {
   std::vector<HeldRun> ListRuns(const std::vector<std::uint64_t>& anchor_hashes) const {
     return lister_ == nullptr ? std::vector<HeldRun>() : lister_(anchor_hashes);
   }
-  // The namespaces of these runs.
-  std::vector<TieredStore::NamespaceInfo> NamespacesOf(const std::vector<HeldRun>& runs) const;
   // Before the first call.
   void SetLister(Lister lister) { lister_ = std::move(lister); }
 

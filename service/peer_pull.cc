@@ -28,10 +28,6 @@ std::uint64_t BytesOfBlock(const NamespaceSpec& spec) {
 
 }  // namespace
 
-std::string PeerNamespaceName(const Fingerprint& fingerprint) {
-  return absl::StrCat("peer-", ToHex(fingerprint));
-}
-
 struct PeerPull::Link {
   Member member;
   std::shared_ptr<Client> client;  // Null: retired. Shared with whoever destroys it.
@@ -166,7 +162,7 @@ void PeerPull::Learn(Peers::CallId call, Op* op, const LinkPtr& link) {
           if (FingerprintOf(spec) != fingerprint) {
             return learned(absl::DataLossError("the peer describes another namespace"));
           }
-          learned(store.OpenNamespace(PeerNamespaceName(fingerprint), spec));
+          learned(store.OpenNamespace(absl::StrCat("peer-", ToHex(fingerprint)), spec));
         });
       });
 }

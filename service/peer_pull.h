@@ -38,9 +38,6 @@ namespace kvmill {
 
 class ClusterView;
 
-// What a namespace is opened as that only peers have named: no engine uses it.
-std::string PeerNamespaceName(const Fingerprint& fingerprint);
-
 // Lives on the loop, or ends when the loop has stopped; store and loop outlive it. Only stats() is
 // for any thread.
 class PeerPull final {

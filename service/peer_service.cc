@@ -25,107 +25,89 @@ absl::StatusOr<PeerAnswers*> PeerService::Admit(grpc::CallbackServerContext& cal
   return answers;
 }
 
+template <typename Request, typename Handle>
+grpc::ServerUnaryReactor* PeerService::Begin(grpc::CallbackServerContext* call,
+                                             const Request& request, const Handle& handle) const {
+  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
+  const absl::StatusOr<PeerAnswers*> answers = Admit(*call, request);
+  const absl::Status status = answers.ok() ? handle(**answers, reactor) : answers.status();
+  if (!status.ok()) reactor->Finish(StatusToGrpc(status));
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* PeerService::Locate(grpc::CallbackServerContext* call,
                                               const v1::LocateRequest* request,
                                               v1::LocateReply* reply) {
-  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  const absl::Status status = [&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(PeerAnswers* const answers, Admit(*call, *request));
+  return Begin(call, *request, [&](PeerAnswers& answers, auto* reactor) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
                             FingerprintFromBytes(request->fingerprint()));
     KVMILL_ASSIGN_OR_RETURN(std::vector<RunQuery> queries, FromProto(*request));
-    answers->Locate(request->asker(), fingerprint, std::move(queries),
-                    [reactor, reply](const std::vector<RunAnswer>& found) {
-                      ToProto(found, reply);
-                      reactor->Finish(grpc::Status::OK);
-                    });
+    answers.Locate(request->asker(), fingerprint, std::move(queries),
+                   [reactor, reply](const std::vector<RunAnswer>& found) {
+                     ToProto(found, reply);
+                     reactor->Finish(grpc::Status::OK);
+                   });
     return absl::OkStatus();
-  }();
-  if (!status.ok()) reactor->Finish(StatusToGrpc(status));
-  return reactor;
+  });
 }
 
 grpc::ServerUnaryReactor* PeerService::Announce(grpc::CallbackServerContext* call,
                                                 const v1::AnnounceRequest* request,
                                                 v1::AnnounceReply*) {
-  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  const absl::Status status = [&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(PeerAnswers* const answers, Admit(*call, *request));
+  return Begin(call, *request, [&](PeerAnswers& answers, auto* reactor) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const Member holder,
                             HolderOf(request->holder(), request->holder_incarnation()));
     KVMILL_ASSIGN_OR_RETURN(std::vector<Announcement> announcements, FromProto(*request));
-    answers->Announced(holder, std::move(announcements), [reactor](const absl::Status& told) {
-      reactor->Finish(StatusToGrpc(told));
-    });
+    answers.Announced(holder, std::move(announcements),
+                      [reactor](const absl::Status& told) { reactor->Finish(StatusToGrpc(told)); });
     return absl::OkStatus();
-  }();
-  if (!status.ok()) reactor->Finish(StatusToGrpc(status));
-  return reactor;
+  });
 }
 
 grpc::ServerUnaryReactor* PeerService::ListRuns(grpc::CallbackServerContext* call,
                                                 const v1::ListRunsRequest* request,
                                                 v1::ListRunsReply* reply) {
-  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  const absl::Status status = [&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(PeerAnswers* const answers, Admit(*call, *request));
+  return Begin(call, *request, [&](PeerAnswers& answers, auto* reactor) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> hashes, FromProto(*request));
-    context_.io_pool.Post([reactor, reply, answers, hashes] {
-      const std::vector<HeldRun> runs = answers->ListRuns(hashes);
-      ToProto(runs, reply);
-      for (const TieredStore::NamespaceInfo& space : answers->NamespacesOf(runs)) {
-        v1::HeldNamespace* to = reply->add_namespaces();
-        to->set_name(space.name);
-        ToProto(space.spec, to->mutable_spec());
-      }
+    context_.io_pool.Post([reactor, reply, &answers, hashes] {
+      ToProto(answers.ListRuns(hashes), reply);
       reactor->Finish(grpc::Status::OK);
     });
     return absl::OkStatus();
-  }();
-  if (!status.ok()) reactor->Finish(StatusToGrpc(status));
-  return reactor;
+  });
 }
 
 grpc::ServerUnaryReactor* PeerService::HandOver(grpc::CallbackServerContext* call,
                                                 const v1::AnnounceRequest* request,
                                                 v1::HandOverReply* reply) {
-  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  const absl::Status status = [&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(PeerAnswers* const answers, Admit(*call, *request));
+  return Begin(call, *request, [&](PeerAnswers& answers, auto* reactor) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const Member holder,
                             HolderOf(request->holder(), request->holder_incarnation()));
     KVMILL_ASSIGN_OR_RETURN(std::vector<Announcement> announcements, FromProto(*request));
-    answers->HandedOver(holder, std::move(announcements),
-                        [reactor, reply](const absl::StatusOr<std::vector<std::uint8_t>>& counts) {
-                          if (counts.ok()) {
-                            for (const std::uint8_t count : *counts) reply->add_counts(count);
-                          }
-                          reactor->Finish(StatusToGrpc(counts.status()));
-                        });
+    answers.HandedOver(holder, std::move(announcements),
+                       [reactor, reply](const absl::StatusOr<std::vector<std::uint8_t>>& counts) {
+                         if (counts.ok()) {
+                           for (const std::uint8_t count : *counts) reply->add_counts(count);
+                         }
+                         reactor->Finish(StatusToGrpc(counts.status()));
+                       });
     return absl::OkStatus();
-  }();
-  if (!status.ok()) reactor->Finish(StatusToGrpc(status));
-  return reactor;
+  });
 }
 
 grpc::ServerUnaryReactor* PeerService::Compare(grpc::CallbackServerContext* call,
                                                const v1::CompareRequest* request,
                                                v1::CompareReply* reply) {
-  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  const absl::Status status = [&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(PeerAnswers* const answers, Admit(*call, *request));
+  return Begin(call, *request, [&](PeerAnswers& answers, auto* reactor) -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const Member holder,
                             HolderOf(request->holder(), request->holder_incarnation()));
     KVMILL_ASSIGN_OR_RETURN(const Digests digests, FromProto(*request));
-    answers->Compare(holder, digests,
-                     [reactor, reply](const absl::StatusOr<std::uint64_t>& differ) {
-                       if (differ.ok()) reply->set_different(*differ);
-                       reactor->Finish(StatusToGrpc(differ.status()));
-                     });
+    answers.Compare(holder, digests, [reactor, reply](const absl::StatusOr<std::uint64_t>& differ) {
+      if (differ.ok()) reply->set_different(*differ);
+      reactor->Finish(StatusToGrpc(differ.status()));
+    });
     return absl::OkStatus();
-  }();
-  if (!status.ok()) reactor->Finish(StatusToGrpc(status));
-  return reactor;
+  });
 }
 
 }  // namespace kvmill

@@ -35,6 +35,11 @@ class PeerService final : public v1::Peer::CallbackService {
   template <typename Request>
   absl::StatusOr<PeerAnswers*> Admit(grpc::CallbackServerContext& call,
                                      const Request& request) const;
+  // Calls `handle(answers, reactor)`. It returns OK when it sees to it that the reactor is
+  // finished; its error is the answer.
+  template <typename Request, typename Handle>
+  grpc::ServerUnaryReactor* Begin(grpc::CallbackServerContext* call, const Request& request,
+                                  const Handle& handle) const;
 
   const ServiceContext& context_;
 };

@@ -46,16 +46,9 @@ void Handover::SetMembers(const std::vector<Member>& members) {
   });
 }
 
-bool Handover::IsAlone() const {
-  if (others_serve_.has_value()) return !*others_serve_;
-  return view_ == nullptr ||
-         std::all_of(view_->serving().begin(), view_->serving().end(),
-                     [this](const Member& m) { return m.id == options_.self_id; });
-}
-
 void Handover::Tick() {
   const std::int64_t now = loop_.clock().MonotonicNanos();
-  if (left_.empty() || IsAlone() || now >= deadline_) return Complete();
+  if (left_.empty() || !others_serve_ || now >= deadline_) return Complete();
   if (now < begin_ || view_ == nullptr) {
     const std::int64_t next = std::max(begin_, now + options_.first_wait_nanos);
     timer_ = loop_.At(std::min(deadline_, next), [this] { Tick(); });

@@ -11,7 +11,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,7 +30,7 @@ class Handover {
     std::int64_t call_nanos = 2'000'000'000;
     // Homes are asked no sooner: until then all have heard that this node leaves, and whether they
     // do, too. Two that leave together must not count on each other.
-    std::int64_t begin_nanos = 0;
+    std::int64_t begin_nanos = 300'000'000;
   };
   static constexpr std::size_t kSliceMax = 16384;  // Runs that a tick looks at.
   struct Report {
@@ -65,7 +64,6 @@ class Handover {
     std::int64_t wait = 0;
   };
 
-  bool IsAlone() const;
   void Tick();
   // The best home that may be asked now, and is not this node; null: none.
   const Member* HomeOf(std::uint64_t anchor_hash) const;
@@ -80,7 +78,7 @@ class Handover {
   std::vector<Announcement> left_;  // In the order in which they should go.
   std::size_t next_ = 0;            // Where the next tick begins.
   std::map<std::string, Home> homes_;
-  std::optional<bool> others_serve_;  // Empty: as the view says.
+  bool others_serve_ = false;
   std::int64_t begin_ = 0, deadline_ = 0;
   Loop::TimerId timer_ = 0;
   Report report_;

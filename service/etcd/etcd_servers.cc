@@ -7,33 +7,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/channel_args.h"
 
 namespace kvmill {
 namespace {
 
 // Answers are lists of members: 100,000 of them would fit.
 constexpr int kAnswerBytesMax = 64 << 20;
-// gRPC answers from memory while it waits to connect again, for two minutes in the end if left to
-// itself. Who calls here waits already before it tries again.
-constexpr int kReconnectMs = 100;
-constexpr int kReconnectMsMax = 2000;
-constexpr int kConnectMs = 2000;
-// etcd hangs up on who pings more often than every 5 s.
-constexpr int kKeepaliveMs = 10'000;
-constexpr int kKeepaliveTimeoutMs = 5'000;
 
 grpc::ChannelArguments ChannelArguments() {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kAnswerBytesMax);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMsMax);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  // Proxies of the environment are for the outside world; and connections of our own, so that one
-  // registry's trouble is not another's.
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  for (const auto& [name, value] : MemberChannelArgs({})) arguments.SetInt(name, value);
   return arguments;
 }
 

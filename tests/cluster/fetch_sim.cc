@@ -414,6 +414,7 @@ class FetchSim {
     for (std::size_t i = 0; i < machines_; ++i) {
       network_.SetGroup(i, 0);
       network_.SetSlow(i, 0);
+      if (nodes_[i]->leaves()) Kill(i, true);
       if (!nodes_[i]->running()) Start(i, false);
       if (nodes_[i]->stopped()) nodes_[i]->Continue();
       hosts_[i].lies = 0;

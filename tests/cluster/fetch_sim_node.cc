@@ -222,6 +222,7 @@ void FetchSimNode::HandOver(std::int64_t limit, std::function<void(const Handove
   if (process.handover.running()) return;
   SetState(MemberState::kDraining);
   process.handover_deadline = process.loop.clock().MonotonicNanos() + limit;
+  process.replicator.Leave();
   process.handover.Start(process.announcer.Held(), process.handover_deadline, std::move(done));
 }
 
@@ -238,6 +239,8 @@ void FetchSimNode::Kill(bool lose_store) {
 void FetchSimNode::OnMembers(const MembershipSnapshot& snapshot) {
   if (snapshot.version == 0 || snapshot.version == process_->members_version) return;
   process_->members_version = snapshot.version;
+  process_->replicator.SetMembers(snapshot.members);
+  process_->handover.SetMembers(snapshot.members);
   process_->keeper.SetMembers(snapshot.members);
 }
 

@@ -61,6 +61,8 @@ class FetchSimNode : public SimPeerService {
   const Member& member() const { return member_; }
   bool running() const { return process_ != nullptr; }
   bool stopped() const { return running() && process_->loop.stopped(); }
+  // Hands over, or has: this process will not serve again.
+  bool leaves() const { return running() && process_->handover_deadline != 0; }
 
   void Start(bool same_incarnation);
   void Kill(bool lose_store);

@@ -519,6 +519,7 @@ TEST_F(ReplicationTest, AHandoverEndsWhenAllIsSafeOrTheTimeIsOver) {
   const auto hand_over = [&](std::int64_t limit) {
     Handover handover(loop_, peers_, health_, {.self_id = "node-0"});
     handover.SetView(view_);
+    handover.SetMembers(view_->members());
     std::optional<Handover::Report> report;
     std::vector<Announcement> runs;
     for (std::size_t run = 0; run < 2000; ++run) runs.push_back({HashOf(run), 10});

@@ -1,23 +1,24 @@
-// Runs simulated tickets from seeds. Prints the first seed that fails, with the command that plays
-// it again, and ends with 1. With --faults: plants each mistake it knows, and ends with 1 when one
-// is not found.
-#include <cstdio>
-#include <optional>
-#include <string>
-
-#include "CLI/CLI.hpp"
-#include "absl/strings/str_cat.h"
+// Runs simulated tickets from seeds.
+#include "tests/cluster/sim_command.h"
 #include "tests/cluster/ticket_sim.h"
-#include "tests/long_form.h"
 
 namespace kvmill {
 namespace {
 
-// The first seed that fails, or none.
-std::optional<std::uint64_t> Play(TicketSimOptions options, std::uint64_t seeds,
-                                  TicketSimReport* sum) {
-  for (std::uint64_t i = 0; i < seeds; ++i, ++options.seed) {
-    const TicketSimReport report = RunTicketSim(options);
+struct TicketSim {
+  using Options = TicketSimOptions;
+  using Report = TicketSimReport;
+  static constexpr char kProgram[] = "ticket_sim";
+  static constexpr char kAbout[] =
+      "Simulated tickets from seeds: a storm, then peace in which all must arrive.";
+  static constexpr std::uint64_t kSeeds = 1000;
+
+  static Report Run(const Options& options) { return RunTicketSim(options); }
+  static auto FaultNames() { return TicketFaultNames(); }
+  static auto FaultNamed(const std::string& name) { return TicketFaultNamed(name); }
+  static void AddFlags(CLI::App*, Options*) {}
+  static std::string Again(const Options&) { return ""; }
+  static void Add(const Report& report, Report* sum) {
     sum->events += report.events;
     sum->tickets += report.tickets;
     sum->redemptions += report.redemptions;
@@ -27,63 +28,17 @@ std::optional<std::uint64_t> Play(TicketSimOptions options, std::uint64_t seeds,
     sum->revoked += report.revoked;
     sum->expired += report.expired;
     sum->damaged += report.damaged;
-    sum->failure = report.failure;
-    if (!report.failure.empty()) return options.seed;
   }
-  return std::nullopt;
-}
-
-int PlantFaults(TicketSimOptions options) {
-  constexpr std::uint64_t kSeeds = 300;
-  int missed = 0;
-  for (const std::string& name : TicketFaultNames()) {
-    options.fault = *TicketFaultNamed(name);
-    TicketSimReport sum;
-    const std::optional<std::uint64_t> seed = Play(options, kSeeds, &sum);
-    missed += !seed.has_value();
-    std::printf("%-18s %s\n", name.c_str(),
-                seed.has_value() ? absl::StrCat("seed ", *seed, ": ", sum.failure).c_str()
-                                 : absl::StrCat("NOT FOUND in ", kSeeds, " seeds").c_str());
+  static std::string Summary(const Report& sum) {
+    return absl::StrCat(sum.events, " events, ", sum.tickets, " tickets, ", sum.redemptions,
+                        " redemptions, ", sum.blocks_sealed, " of ", sum.blocks_promised,
+                        " blocks sealed; ", sum.acknowledged, " acknowledged, ", sum.revoked,
+                        " revoked, ", sum.expired, " expired; ", sum.damaged,
+                        " pages and seals refused");
   }
-  return missed == 0 ? 0 : 1;
-}
-
-int Main(int argc, char** argv) {
-  TicketSimOptions options;
-  std::uint64_t seeds = ShortOrLong<std::uint64_t>(1000, 100'000);
-  std::string fault;
-  bool faults = false;
-  CLI::App app("Simulated tickets from seeds: a storm, then peace in which all must arrive.");
-  const CLI::Option* seed =
-      app.add_option("--seed", options.seed, "The only seed, or with --seeds the first");
-  const CLI::Option* count = app.add_option("--seeds", seeds, "How many (1 with --seed alone)");
-  app.add_option("--fault", fault, "Plant a mistake")->check(CLI::IsMember(TicketFaultNames()));
-  app.add_flag("--faults", faults, "Plant every mistake, one after the other; all must be found");
-  app.add_flag("--trace", options.trace, "Print what happens");
-  CLI11_PARSE(app, argc, argv);
-  if (faults) return PlantFaults(options);
-  if (!fault.empty()) options.fault = *TicketFaultNamed(fault);
-  if (!seed->empty() && count->empty()) seeds = 1;
-
-  TicketSimReport sum;
-  if (const auto failed = Play(options, seeds, &sum)) {
-    std::printf("seed %s: %s\nagain: ticket_sim --seed %s", absl::StrCat(*failed).c_str(),
-                sum.failure.c_str(), absl::StrCat(*failed).c_str());
-    if (!fault.empty()) std::printf(" --fault %s", fault.c_str());
-    std::printf(" --trace\n");
-    return 1;
-  }
-  std::printf("%s\n",
-              absl::StrCat(seeds, " seeds, ", sum.events, " events, ", sum.tickets, " tickets, ",
-                           sum.redemptions, " redemptions, ", sum.blocks_sealed, " of ",
-                           sum.blocks_promised, " blocks sealed; ", sum.acknowledged,
-                           " acknowledged, ", sum.revoked, " revoked, ", sum.expired, " expired; ",
-                           sum.damaged, " pages and seals refused")
-                  .c_str());
-  return 0;
-}
+};
 
 }  // namespace
 }  // namespace kvmill
 
-int main(int argc, char** argv) { return kvmill::Main(argc, argv); }
+int main(int argc, char** argv) { return kvmill::SimMain<kvmill::TicketSim>(argc, argv); }

@@ -14,7 +14,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <new>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -27,11 +26,11 @@
 #include "service/node.h"
 #include "storage/core/page_layout.h"
 #include "storage/core/sha256.h"
+#include "tests/count_allocations.h"
 #include "tests/integration/daemon_process.h"
 
 namespace {
 
-std::atomic<std::uint64_t> allocations{0};
 std::atomic<std::uint64_t> locks{0};
 
 using LockFunction = int (*)(pthread_mutex_t*);
@@ -40,18 +39,6 @@ LockFunction Real(const char* name) {
 }
 
 }  // namespace
-
-// Not inlined: else the compiler sees malloc's memory given to operator delete, or the reverse.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  void* const memory = std::malloc(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
-  std::free(memory);
-}
 
 extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
   static const LockFunction real = Real("pthread_mutex_lock");

@@ -1,28 +1,7 @@
 // A long payload takes no more allocations than a short one: nothing is allocated per segment or
 // per page. Counts what this program allocates by operator new, UCX's own memory not included.
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "tests/client/transport/transport_fixture.h"
-
-namespace {
-
-std::atomic<std::uint64_t> allocations{0};
-
-}  // namespace
-
-// Not inlined: else the compiler sees malloc's memory given to operator delete, or the reverse.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  void* const memory = std::malloc(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
-  std::free(memory);
-}
+#include "tests/count_allocations.h"
 
 namespace kvmill::testing {
 namespace {
