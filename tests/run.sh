@@ -43,7 +43,7 @@ need_count --jobs "$jobs"
 
 step() { printf '\n== %s\n' "$*"; }
 
-passed=0 failed=0 skipped=0 broken=0
+passed=0 failed=0 skipped=0 broken=0 flaky=()
 
 # Adds the counts of one ctest run, read from its JUnit report, to the totals.
 count() {
@@ -67,12 +67,36 @@ build_and_test() {
     return
   fi
   step "$preset: test"
-  local report="$root/build/$preset/junit.xml"
-  local arguments=(--test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error --output-junit "$report")
+  local report="$root/build/$preset/junit.xml" log="$root/build/$preset/ctest.log"
+  local arguments=(--test-dir "build/$preset" --output-on-failure --no-tests=error --output-junit "$report")
   [[ -z "$only" ]] || arguments+=(-R "$only")
   rm -f "$report"
-  ctest "${arguments[@]}" "$@" || broken=1
+  local ok=1
+  ctest "${arguments[@]}" -j "$jobs" "$@" | tee "$log" || ok=0
   if [[ -f "$report" ]]; then count "$report"; else broken=1; fi
+  if ((ok)) || repeat_alone "$preset" "$log"; then return; fi
+  broken=1
+}
+
+# Tests of real processes in real time can fail because a machine was busy. One or two that failed are run again, alone,
+# and pass as flaky if they pass now: each is named in the end, for somebody to mend. Nothing else is forgiven: neither
+# a crash nor a timeout, nor more than two, nor what is the same whenever it runs (lints), nor whatever looks for wrong
+# bytes and races by chance (stress).
+repeat_alone() {
+  local preset="$1" log="$2" names listed
+  # As ctest lists them: '  12 - name (Failed)'.
+  mapfile -t names < <(sed -nE 's/^[[:space:]]+[0-9]+ - ([^ ]+) \(Failed\).*/\1/p' "$log")
+  listed="$(sed -n '/^The following tests FAILED:/,$p' "$log" | grep -cE '^[[:space:]]+[0-9]+ - ' || true)"
+  ((${#names[@]} >= 1 && ${#names[@]} <= 2 && listed == ${#names[@]})) || return 1
+  step "$preset: again, alone: ${names[*]}"
+  local again=(--test-dir "build/$preset" -R "^($(IFS='|'; echo "${names[*]}"))\$" --no-tests=error -j 1 --output-on-failure)
+  # Everything that failed has to be among what may be repeated.
+  local repeatable
+  repeatable="$(ctest "${again[@]}" -N -LE '^(stress|lint)$' | grep -c '^ *Test *#' || true)"
+  [[ "$repeatable" == "${#names[@]}" ]] || return 1
+  ctest "${again[@]}" || return 1
+  flaky+=("${names[@]}")
+  passed=$((passed + repeatable)) failed=$((failed - repeatable))
 }
 
 if ((install)); then
@@ -94,5 +118,6 @@ fi
 if ((broken && failed == 0)); then
   echo "run.sh: a build or ctest itself failed; see above" >&2
 fi
+((${#flaky[@]} == 0)) || printf '\nflaky: %s failed beside others and passed alone\n' "${flaky[*]}"
 printf '\n%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
 ((broken == 0 && failed == 0)) || exit 1
