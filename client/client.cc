@@ -16,6 +16,7 @@
 #include "client/data_link.h"
 #include "client/data_store.h"
 #include "client/fetch_stream.h"
+#include "client/once_sink.h"
 #include "client/store_stream.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
@@ -359,18 +360,23 @@ void Client::Impl::Fetch(const ClientNamespace& ns, absl::Span<const BlockKey> k
   const Deadline deadline = DeadlineOf(call);
   WithNamespace<FetchResult>(
       ns, deadline,
-      [this, ns = std::make_shared<const ClientNamespace>(ns), keys, &sink,
-       elsewhere = std::move(call.elsewhere), deadline, caller](Done<FetchResult> attempt_done) {
+      [this, ns = std::make_shared<const ClientNamespace>(ns), keys,
+       sink = std::make_shared<OnceSink>(sink), elsewhere = std::move(call.elsewhere), deadline,
+       caller](Done<FetchResult> attempt_done) {
+        const Done<FetchResult> ended =
+            [sink, attempt_done = std::move(attempt_done)](absl::StatusOr<FetchResult> result) {
+              attempt_done(sink->Final(std::move(result)));
+            };
         ChoosePath(
             deadline,
-            [=, this, &sink](const ConnectionPtr& connection) {
-              StartDataFetch(*link(), connection, ns, keys, sink, elsewhere, deadline, caller,
-                             attempt_done);
+            [=, this](const ConnectionPtr& connection) {
+              StartDataFetch(*link(), connection, ns, keys, *sink, elsewhere, deadline, caller,
+                             ended);
             },
-            [=, this, &sink] {
-              StartFetchStream(*connection_, *ns, keys, sink, elsewhere, deadline, attempt_done);
+            [=, this] {
+              StartFetchStream(*connection_, *ns, keys, *sink, elsewhere, deadline, ended);
             },
-            attempt_done);
+            ended);
       },
       std::move(done));
 }

@@ -37,6 +37,7 @@ void PullBatch::Start(Client& client, absl::Duration timeout, std::function<void
 absl::Status PullBatch::OnGroup(std::uint32_t block, std::uint8_t group, std::uint32_t token_count,
                                 absl::Span<const std::uint32_t> page_bytes) {
   if (stopped_.load(std::memory_order_relaxed)) return absl::CancelledError("the pull is over");
+  if (blocks_[block].pages_left == 0) return absl::InternalError("a block came twice");
   const BlockOrigin& origin = wanted_[block].origin;
   if (token_count != origin.token_count) {
     return absl::DataLossError(

@@ -113,7 +113,7 @@ class Relay {
   void Ended(grpc::Status status) {
     {
       std::lock_guard<std::recursive_mutex> lock(mu_);
-      if (liar_.InsteadOf(&status) || cancelled_) {
+      if (liar_.InsteadOf(method_, &status) || cancelled_) {
         down_.Finish(status);
       } else {
         silent_ = true;
@@ -228,9 +228,15 @@ std::vector<std::string> LyingDaemon::InsteadOf(const std::string& method, std::
   return {message->SerializeAsString()};
 }
 
-bool LyingDaemon::InsteadOf(grpc::Status* status) {
-  if (script_ != nullptr) return true;
+void LyingDaemon::EndWith(std::string method, grpc::Status status) {
   MutexLock lock(mu_);
+  ends_[std::move(method)] = std::move(status);
+}
+
+bool LyingDaemon::InsteadOf(const std::string& method, grpc::Status* status) {
+  MutexLock lock(mu_);
+  if (const auto end = ends_.find(method); end != ends_.end()) *status = end->second;
+  if (script_ != nullptr) return true;
   if (mutator_.OneIn(30)) {
     lies_.fetch_add(1);
     *status = grpc::Status(static_cast<grpc::StatusCode>(mutator_.Below(18)),

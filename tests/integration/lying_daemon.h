@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,6 +35,9 @@ class LyingDaemon final : public grpc::CallbackGenericService {
               const std::string& socket, Script script);
   ~LyingDaemon() override;
 
+  // What calls of the method end with from now on; all else stays as it is.
+  void EndWith(std::string method, grpc::Status status);
+
   const std::string& tcp_address() const { return tcp_address_; }
   std::uint64_t lies() const { return lies_.load(); }
 
@@ -41,8 +45,8 @@ class LyingDaemon final : public grpc::CallbackGenericService {
 
   // Instead of this reply of the method.
   std::vector<std::string> InsteadOf(const std::string& method, std::string reply);
-  // Instead of this status; false: nothing, ever.
-  bool InsteadOf(grpc::Status* status);
+  // Instead of this status of the method; false: nothing, ever.
+  bool InsteadOf(const std::string& method, grpc::Status* status);
   // The way by which a call came.
   const std::shared_ptr<grpc::Channel>& real(bool local) const {
     return local ? real_local_ : real_tcp_;
@@ -58,6 +62,7 @@ class LyingDaemon final : public grpc::CallbackGenericService {
   std::atomic<std::uint64_t> lies_{0};
   Mutex mu_;
   MessageMutator mutator_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, grpc::Status> ends_ ABSL_GUARDED_BY(mu_);  // By method.
   std::unique_ptr<grpc::Server> server_;
 };
 

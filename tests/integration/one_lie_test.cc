@@ -1,6 +1,8 @@
 // The client library against a daemon that tells one lie: each of them is found, and said.
 #include <gmock/gmock.h>
 
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "kvmill/v1/cache.pb.h"
@@ -89,6 +91,39 @@ TEST_F(OneLieTest, PagesThatDoNotComeAreMissed) {
   EXPECT_TRUE(blocks[0].ok() && blocks[1].ok());
   EXPECT_EQ(blocks[2].code(), absl::StatusCode::kDataLoss) << blocks[2];
   EXPECT_THAT(std::string(blocks[2].message()), HasSubstr("1 of 2 layer groups came"));
+}
+
+// A sink that may have begun to work on blocks does not hear of them again.
+TEST_F(OneLieTest, BlocksComeOnceWhateverTheCallEndsWith) {
+  class CountingSink final : public FetchSink {
+   public:
+    absl::Status OnGroup(std::uint32_t block, std::uint8_t group, std::uint32_t,
+                         absl::Span<const std::uint32_t>) override {
+      ++groups[{block, group}];
+      return absl::OkStatus();
+    }
+    absl::Status OnPage(const PageId& id, const PageView&) override {
+      ++pages[{id.block, id.group, id.layer_index}];
+      return absl::OkStatus();
+    }
+    std::map<std::pair<std::uint32_t, std::uint32_t>, int> groups;
+    std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, int> pages;
+  };
+  for (const auto code : {grpc::StatusCode::UNAUTHENTICATED, grpc::StatusCode::NOT_FOUND}) {
+    Lie<v1::FetchReply>("Cache/Fetch", [](int, const v1::FetchReply& reply) {
+      return std::vector<std::string>{reply.SerializeAsString()};
+    });
+    // Then it knows the namespace, which it would register again.
+    ASSERT_TRUE(victim_->OpenNamespace("n", ns_.spec).ok());
+    liar_->EndWith("/kvmill.v1.Cache/Fetch", grpc::Status(code, "a lie"));
+    CountingSink sink;
+    const absl::Status status = victim_->Fetch(ns_, KeysOf("s", kBlocks), sink).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("a lie"));
+    EXPECT_EQ(sink.groups.size(), kBlocks * ns_.spec.groups.size());
+    for (const auto& [group, times] : sink.groups) EXPECT_EQ(times, 1);
+    for (const auto& [page, times] : sink.pages) EXPECT_EQ(times, 1);
+  }
 }
 
 TEST_F(OneLieTest, ALookupFindsWhatWasAskedForAtMost) {
