@@ -139,11 +139,13 @@ class Top(Case):
     def test_in_a_pipe_frames_follow_one_another(self):
         with subprocess.Popen(self.command(), stdout=subprocess.PIPE, text=True) as process:
             lines = []
-            while sum(line.startswith("kvmill top") for line in lines) < 3:
+            # The first frames may come before the daemon's first answer.
+            while (sum(line.startswith("kvmill top") for line in lines) < 3
+                   or not any(line.startswith("hit rate") for line in lines)):
                 lines.append(process.stdout.readline())
                 self.assertNotEqual(lines[-1], "")
+                self.assertLess(len(lines), 10000)
             self.assertTrue(all(line.rstrip("\n").isprintable() for line in lines))
-            self.assertIn("hit rate", "".join(lines))
             process.terminate()
             process.stdout.read()
             self.assertEqual(process.wait(timeout=30), 0)

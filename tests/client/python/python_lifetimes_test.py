@@ -18,6 +18,22 @@ import kvmill
 from python_support import HEADS, LAYERS, Case, cli_support, gaussian, relative_error, spec
 
 
+def interrupt_the_call():
+    """A thread that presses Ctrl-C when the main thread waits for a call of the package."""
+    main, package = threading.main_thread().ident, os.path.dirname(kvmill.__file__)
+
+    def press():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if sys._current_frames()[main].f_code.co_filename.startswith(package):  # pylint: disable=protected-access
+                time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.001)
+
+    return threading.Thread(target=press, daemon=True)
+
+
 class LifetimesTest(Case):
     def test_errors_carry_code_text_and_a_hint(self):
         from kvmill._errors import error_of  # pylint: disable=import-outside-toplevel
@@ -99,7 +115,7 @@ class LifetimesTest(Case):
         self.assertGreater(turns, 2)
 
     def test_closing_ends_the_calls_of_other_threads(self):
-        def end_four_calls():
+        def end_four_calls(seconds):
             errors = []
             client = kvmill.Client(self.daemon.server, timeout=60)
 
@@ -114,14 +130,14 @@ class LifetimesTest(Case):
                 threads = [threading.Thread(target=wait) for _ in range(4)]
                 for thread in threads:
                     thread.start()
-                time.sleep(0.1)
+                time.sleep(seconds)
                 client.close()
                 for thread in threads:
                     thread.join()
             return errors
 
-        for _ in range(10):
-            errors = end_four_calls()
+        for attempt in range(1, 8):
+            errors = end_four_calls(0.1 * attempt ** 2)
             if kvmill.Code.FAILED_PRECONDITION not in errors:  # On a busy machine one may come only after the end.
                 break
         self.assertEqual(errors, [kvmill.Code.CANCELLED] * 4)
@@ -146,11 +162,11 @@ class LifetimesTest(Case):
         alive = weakref.ref(out[0][0][0])
 
         with self.stopped():
-            timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            user = interrupt_the_call()
             with self.assertRaises(KeyboardInterrupt):
-                timer.start()
+                user.start()
                 self.client.fetch(ns, [b"key"], out)
-            timer.join()
+            user.join()
             del out
             gc.collect()
             self.assertIsNotNone(alive())
@@ -165,13 +181,13 @@ class LifetimesTest(Case):
             out = ns.empty(1)
             alive = weakref.ref(out[0][0][0])
             with self.stopped():
-                timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+                user = interrupt_the_call()
                 begin = time.monotonic()
                 with self.assertRaises(KeyboardInterrupt):
-                    timer.start()
+                    user.start()
                     self.client.fetch(ns, [b"key"], out, timeout=60)
-                self.assertLess(time.monotonic() - begin, 5, "it waited for the call")
-                timer.join()
+                self.assertLess(time.monotonic() - begin, 30, "it waited for the call")
+                user.join()
                 del out
                 gc.collect()
                 self.assertIsNotNone(alive(), number)
@@ -195,7 +211,7 @@ class LifetimesTest(Case):
 
         before = cycle(8)
         after = cycle(200)
-        for _ in range(500):  # gRPC closes a connection soon after its channel went.
+        for _ in range(2000):  # gRPC closes a connection soon after its channel went.
             if after <= before:
                 break
             time.sleep(0.01)
@@ -337,10 +353,10 @@ class AsyncTest(Case):
         with self.stopped():
             timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
             begin = time.monotonic()
-            timer.start()
             with self.assertRaises(KeyboardInterrupt):
+                timer.start()
                 self.run_async(body)
-            self.assertLess(time.monotonic() - begin, 10, "it waited for the call")
+            self.assertLess(time.monotonic() - begin, 30, "it waited for the call")
             timer.join()
         del out, body
         gc.collect()
@@ -377,7 +393,7 @@ class AsyncTest(Case):
             del client, task, loop
             gc.collect()
             self.assertIsNone(dropped())
-            self.assertLess(time.monotonic() - begin, 15, "it waited for the deadline")
+            self.assertLess(time.monotonic() - begin, 30, "it waited for the deadline")
 
     def test_a_client_follows_to_another_loop_when_it_is_idle(self):
         client = kvmill.AsyncClient(self.daemon.server)

@@ -21,8 +21,13 @@ READER = """
 import sys, kvmill
 with kvmill.Client(sys.argv[1]) as client:
     ns = client.find_namespace(sys.argv[2])
-    mapped = client.map(ns, [b"block 0"], lease=1)
-    page = mapped.page(0, 0)
+    for attempt in range(20):  # A machine that stands still may let a lease end before the first look.
+        mapped = client.map(ns, [b"block 0"], lease=1)
+        try:
+            page = mapped.page(0, 0)
+            break
+        except kvmill.AbortedError:
+            pass
     first = page.tobytes()
     print("mapped", flush=True)
     sys.stdin.readline()
