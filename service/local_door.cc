@@ -134,7 +134,7 @@ void LocalDoor::Run() {
       }
     }
     if (stop) break;
-    // After those who are in: a hello that has come is read before anybody is dropped for silence.
+    // After those who are in: a hello that has come makes room.
     if (listen_ready) Accept();
     DropSilent();
   }
@@ -364,10 +364,12 @@ void LocalDoor::DropSilent() {
   const std::int64_t now_nanos = clock_.MonotonicNanos();
   for (auto it = clients_.begin(); it != clients_.end();) {
     const DoorClientId id = it->first;
-    const Client& client = it->second;
+    Client& client = it->second;
     ++it;
     if (now_nanos - client.connected_nanos < options_.silent_nanos_max) break;  // By age.
-    if (client.silent) Drop(id);
+    // Its hello may have come since the round began: this thread may have been held up for longer
+    // than a client may be silent.
+    if (client.silent && (!Receive(id, client) || client.silent)) Drop(id);
   }
 }
 
