@@ -127,13 +127,13 @@ class GrpcPeersTest : public TieredStoreTest {
   }
   absl::StatusOr<std::vector<RunAnswer>> Locate(const Member& member,
                                                 const std::vector<RunQuery>& queries,
-                                                std::int64_t timeout_nanos = 5000 * kMs) {
+                                                std::int64_t timeout_nanos = 30'000 * kMs) {
     return Wait<std::vector<RunAnswer>>(timeout_nanos, [&](std::int64_t deadline, auto done) {
       peers_->Locate(member, fingerprint_, queries, deadline, done);
     });
   }
   absl::Status Announce(const Member& member, const std::vector<Announcement>& announcements) {
-    return Wait<bool>(5000 * kMs,
+    return Wait<bool>(30'000 * kMs,
                       [&](std::int64_t deadline, auto done) {
                         peers_->Announce(member, announcements, deadline,
                                          [done](const absl::Status& status) {
@@ -469,7 +469,7 @@ TEST_F(GrpcPeersTest, WhoIsStoppedOrGoneCostsADeadline) {
   EXPECT_EQ(Locate(member, {Query({1})}, 200 * kMs).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_GE(took_, std::chrono::milliseconds(200));
-  EXPECT_LT(took_, std::chrono::milliseconds(2000));
+  EXPECT_LT(took_, std::chrono::seconds(10));  // It never answers.
   daemon.Signal(SIGCONT);
   EXPECT_EQ(Locate(member, {Query({1})}).status().code(), absl::StatusCode::kFailedPrecondition)
       << "it is back, on the connection that there was";
@@ -502,7 +502,7 @@ TEST_F(GrpcPeersTest, ConnectionsEndWithTheMember) {
   // A call that runs on the connection goes on.
   std::promise<absl::Status> told;
   loop_.Run([&] {
-    peers_->Locate(b_, fingerprint_, {Query({1})}, loop_.clock().MonotonicNanos() + 5000 * kMs,
+    peers_->Locate(b_, fingerprint_, {Query({1})}, loop_.clock().MonotonicNanos() + 30'000 * kMs,
                    [&](const auto& answers) { told.set_value(answers.status()); });
     peers_->Keep(*ViewOf({a_}));
     EXPECT_EQ(peers_->connections(), 0u);
@@ -570,7 +570,7 @@ TEST_F(GrpcPeersTest, CallsEndOnceWheneverTheyAreCancelled) {
     }
     if (round % 2 == 0) {
       const auto begin = steady_clock::now();
-      while (open > 0 && steady_clock::now() - begin < std::chrono::seconds(5)) {
+      while (open > 0 && steady_clock::now() - begin < std::chrono::seconds(30)) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       EXPECT_EQ(open, 0u) << "a call without an end";

@@ -63,7 +63,7 @@ class HeldRunsTest : public ::testing::Test {
     TieredStore::Options store_options{.host_bytes = 16 << 20,  // Each tenant has an arena.
                                        .arena_bytes = 8 << 20,
                                        .blocks_max = 8192,
-                                       .room_wait = absl::Seconds(5),
+                                       .room_wait = absl::Seconds(60),
                                        .prefault = false};
     store_options.observer = held_.get();
     auto store = TieredStore::Create(store_options, SystemClock(), std::move(disk));
@@ -231,7 +231,7 @@ class HeldRunsTest : public ::testing::Test {
   // The disk drops epochs when it likes, so that the store may never rest; but it does soon.
   void ExpectAgrees(const std::vector<Sequence>& sequences) {
     std::string difference;
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < 2000; ++i) {
       difference = Difference(sequences);
       if (difference.empty()) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -324,7 +324,7 @@ TEST_F(HeldRunsTest, CopiesOfPeersAreCountedByTheirAnchorAndMovesChangeNothing) 
                                     {.token_count = kTokens,
                                      .block_index = static_cast<std::uint32_t>(i),
                                      .anchor_hash = HashOfKey(sequence.keys[0])},
-                                    {bytes}, absl::Seconds(1));
+                                    {bytes}, absl::Seconds(60));
       ASSERT_TRUE(copy.ok()) << copy.status();
       std::copy(pages[i][group].begin(), pages[i][group].end(), copy->pages()[0].begin());
       ASSERT_TRUE(copy->Commit().ok());
