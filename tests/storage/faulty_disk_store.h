@@ -30,10 +30,11 @@ class FaultyDiskStore : public DiskStore {
   std::atomic<int> fail_write{0};
   std::atomic<int> fail_flush{0};
   std::atomic<int> fail_read{0};
-  std::atomic<bool> full{false};        // Write and Flush answer RESOURCE_EXHAUSTED.
-  std::atomic<bool> flip_read{false};   // Read flips one bit in the middle of its first page.
-  std::atomic<bool> short_read{false};  // Read answers DATA_LOSS, as for a page that was cut.
-  std::atomic<int> write_ms{0};         // How long each call takes at least.
+  std::atomic<bool> full{false};         // Write and Flush answer RESOURCE_EXHAUSTED.
+  std::atomic<bool> flip_read{false};    // Read flips one bit in the middle of its first page.
+  std::atomic<bool> short_read{false};   // Read answers DATA_LOSS, as for a page that was cut.
+  std::atomic<bool> hold_writes{false};  // While set each Write waits, for a minute at most.
+  std::atomic<int> write_ms{0};          // How long each call takes at least.
   std::atomic<int> read_ms{0};
   std::atomic<int> flush_ms{0};
   std::atomic<int> remove_ms{0};
@@ -78,6 +79,9 @@ class FaultyDiskStore : public DiskStore {
   absl::Status Write(const DiskBlockMeta& meta,
                      absl::Span<const absl::Span<const std::byte>> pages) override {
     writes.fetch_add(1);
+    for (int i = 0; i < 60'000 && hold_writes; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     Sleep(write_ms);
     if (Fails(fail_write)) return absl::UnavailableError("write: told to fail");
     if (pages.empty() || pages.size() != meta.page_bytes.size()) {

@@ -34,6 +34,9 @@ class HiddenDevice : public Device {
   std::atomic<bool> no_streams{false};
   std::atomic<bool> no_memory{false};
   std::atomic<int> copy_ms{0};  // How long each copy takes at least.
+  // While set copies that have begun do not end, for a minute at most; how many have begun so.
+  std::atomic<bool> hold_copies{false};
+  std::atomic<int> held_copies{0};
 
   std::atomic<int> allocations{0};
   std::atomic<int> unpinned_copies{0};  // Whose end in host memory was not pinned.
@@ -158,8 +161,13 @@ class HiddenDevice : public Device {
           inner_->Copy(end_to, real_from != nullptr ? real_from : from, bytes);
       if (!status.ok()) return status;
       const int milliseconds = device_.copy_ms;
-      if (!flip && milliseconds == 0) return status;
-      return inner_->Call([=](absl::Status) {
+      const bool hold = device_.hold_copies;
+      if (!flip && milliseconds == 0 && !hold) return status;
+      return inner_->Call([=, &device = device_](absl::Status) {
+        if (hold) device.held_copies.fetch_add(1);
+        for (int i = 0; i < 60'000 && hold && device.hold_copies; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
         if (milliseconds > 0) std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
         // Another bit each way: a copy and its copy back must not undo each other's damage.
         if (flip) end_to[bytes / 3] ^= to_device ? std::byte{1} : std::byte{2};

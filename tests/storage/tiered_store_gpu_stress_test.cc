@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -121,6 +122,15 @@ class TieredStoreGpuStressTest : public TieredStoreGpuTest {
     if (!failed_.exchange(true)) ADD_FAILURE() << result.message();
   }
 
+  // Until `enough`, too: on a busy machine the threads of the store are late.
+  void RunThreads(int steps, bool faults, const std::function<bool()>& enough) {
+    RunThreads(steps, faults);
+    for (int i = 0; i < 20 && !failed_ && !enough(); ++i) {
+      ASSERT_TRUE(store_->Clear(space_).ok());
+      RunThreads(steps, faults);
+    }
+    EXPECT_TRUE(failed_ || enough());
+  }
   void RunThreads(int steps, bool faults) {
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < kThreads; ++t) {
@@ -152,11 +162,12 @@ TEST_F(TieredStoreGpuStressTest, NothingIsLostOrWrongWhileBlocksMoveBetweenThree
   options_.room_wait = absl::Seconds(10);
   OpenWithGpu(true);
   Prepare();
-  RunThreads(ShortOrLong(500, 20'000), false);
-  const StoreStats stats = store_->stats();
-  EXPECT_GT(stats.moved_blocks[static_cast<std::size_t>(Tier::kGpu)], 20u);
-  EXPECT_GT(stats.moved_blocks[static_cast<std::size_t>(Tier::kHost)], 20u);
-  EXPECT_EQ(stats.checksum_failures[static_cast<std::size_t>(Tier::kGpu)], 0u);
+  RunThreads(ShortOrLong(500, 20'000), false, [this] {
+    const auto& moved = store_->stats().moved_blocks;
+    return moved[static_cast<std::size_t>(Tier::kGpu)] > 20 &&
+           moved[static_cast<std::size_t>(Tier::kHost)] > 20;
+  });
+  EXPECT_EQ(ChecksumFailures(Tier::kGpu), 0u);
   ExpectEmptyAfterClear();
 }
 
@@ -192,11 +203,10 @@ TEST_F(TieredStoreGpuStressTest, FaultyCopiesAreMissesAndNeverWrongBytes) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   });
-  RunThreads(ShortOrLong(500, 20'000), true);
+  RunThreads(ShortOrLong(500, 20'000), true, [this] { return ChecksumFailures(Tier::kGpu) > 0; });
   stop = true;
   faults.join();
   gpu_.fail_to_device = gpu_.fail_to_host = gpu_.flip_to_device = gpu_.flip_to_host = 0;
-  EXPECT_GT(ChecksumFailures(Tier::kGpu), 0u);
   ExpectEmptyAfterClear();
 }
 

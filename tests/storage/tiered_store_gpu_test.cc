@@ -386,7 +386,7 @@ TEST_F(TieredStoreGpuTest, ReadersOnAFullGpuWaitForRoomAndNotForEver) {
 
 TEST_F(TieredStoreGpuTest, BlockInUseStaysWhereItIsAndAReaderOnTheGpuGetsACopy) {
   OpenWithGpu(true);
-  disk_.write_ms = 1000;
+  disk_.hold_writes = true;
   ASSERT_TRUE(Put(1).ok());
   auto reader = store_->Fetch(Id(1));  // Before it is written.
   ASSERT_TRUE(reader.ok());
@@ -399,6 +399,7 @@ TEST_F(TieredStoreGpuTest, BlockInUseStaysWhereItIsAndAReaderOnTheGpuGetsACopy) 
     EXPECT_EQ(TierOfBlock(1), Tier::kHost) << "the writer needs it";
   }
   EXPECT_EQ(TierNow(Tier::kGpu).used_bytes, 0u) << "the copy goes with its reader";
+  disk_.hold_writes = false;
   Settle();
   EXPECT_EQ(TierOfBlock(1), Tier::kHost);
   EXPECT_EQ(store_->stats().skipped_promotions, 1u);
@@ -436,13 +437,14 @@ TEST_F(TieredStoreGpuTest, RemovalWhileABlockMovesLeavesNothingBehind) {
 TEST_F(TieredStoreGpuTest, ReaderThatComesWhileABlockLeavesKeepsItThere) {
   OpenWithGpu(false);
   ASSERT_TRUE(PutAndSettle(1).ok());
-  gpu_.copy_ms = 500;  // Time enough to come before its end on a busy machine.
+  gpu_.hold_copies = true;
   std::thread evict([&] { EXPECT_EQ(*store_->Evict(Tier::kGpu, kAll), 0u); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  while (gpu_.held_copies == 0) std::this_thread::yield();
   auto ref = store_->FetchOnGpu(Id(1));
+  gpu_.hold_copies = false;
+  evict.join();
   ASSERT_TRUE(ref.ok()) << ref.status();
   EXPECT_EQ(ref->tier(), Tier::kGpu);
-  evict.join();
   EXPECT_TRUE(HoldsOnGpu(*ref, 1));
   EXPECT_EQ(TierOfBlock(1), Tier::kGpu);
   EXPECT_EQ(HostUsedBytes(), 0u);
