@@ -22,18 +22,26 @@ using std::chrono::steady_clock;
 using ::testing::Each;
 using ::testing::HasSubstr;
 constexpr std::uint32_t kBlocks = 70;  // Three runs, of 32, 32 and 6.
+// How long nodes wait for each other in a lookup: as by default, and so long that what a busy
+// machine says late is no miss.
+constexpr Millis kPeerTimeout{200};
+constexpr Millis kPatience{10'000};
+// Of calls that wait for 20 s, three quarters of it for other nodes, when these hold them up.
+constexpr Millis kNotHeldUp{12'000};
 
 class ClusterFetchTest : public ClusterTest {
  protected:
-  void SetUp() override {
-    ClusterTest::SetUp();
-    for (const char* name : {"a", "b", "c"}) {
-      StartNode(name, name, kLongLease, {"--data-dir", directory_ / (std::string(name) + "-data")});
-    }
+  void StartNodes(Millis peer_timeout = kPeerTimeout) {
+    peer_timeout_ = absl::StrCat(peer_timeout.count(), "ms");
+    for (const char* name : {"a", "b", "c"}) StartOnDisk(name);
     for (const char* name : {"a", "b", "c"}) {
       Until([&] { return MembersOf(name) == "a b c"; });
       ns_[name] = OpenOn(name);
     }
+  }
+  void StartOnDisk(const std::string& name) {
+    StartNode(name, name, kLongLease,
+              {"--data-dir", directory_ / (name + "-data"), "--peer-timeout", peer_timeout_});
   }
 
   ClientNamespace OpenOn(const std::string& name) {
@@ -101,10 +109,12 @@ class ClusterFetchTest : public ClusterTest {
   }
 
   std::map<std::string, ClientNamespace> ns_;
+  std::string peer_timeout_;
   steady_clock::duration took_{};
 };
 
 TEST_F(ClusterFetchTest, WhatOneStoredAllFindAndFetch) {
+  StartNodes(kPatience);
   PutOn("a", "s");
   const Pages stored = Fetch("a", KeysOf("s", kBlocks));
   ASSERT_EQ(stored.size(), kBlocks * 2u);
@@ -116,6 +126,7 @@ TEST_F(ClusterFetchTest, WhatOneStoredAllFindAndFetch) {
   EXPECT_TRUE(Fetch("b", KeysOf("s", kBlocks), {.local_only = true}).empty());
   EXPECT_EQ(HitsOn("b", "another"), 0u);
 
+  ComesWholeTo("b", "s");
   EXPECT_EQ(Fetch("b", KeysOf("s", kBlocks)), stored);
   // They stay.
   EXPECT_THAT(LookUp("b", "s").tiers, Each(Tier::kHost));
@@ -128,19 +139,24 @@ TEST_F(ClusterFetchTest, WhatOneStoredAllFindAndFetch) {
 
   // In place, on the third.
   ASSERT_EQ(HitsOn("c", "s"), kBlocks);
-  const auto mapped = ClientOf("c").Map(ns_["c"], KeysOf("s", kBlocks));
-  ASSERT_TRUE(mapped.ok()) << mapped.status();
-  for (std::uint32_t block = 0; block < kBlocks; ++block) {
-    ASSERT_TRUE((*mapped)->status(block).ok()) << block << ": " << (*mapped)->status(block);
-  }
+  Until([&] {
+    const auto mapped = ClientOf("c").Map(ns_["c"], KeysOf("s", kBlocks));
+    EXPECT_TRUE(mapped.ok()) << mapped.status();
+    std::uint32_t here = 0;
+    for (std::uint32_t block = 0; mapped.ok() && block < kBlocks; ++block) {
+      here += (*mapped)->status(block).ok() ? 1 : 0;
+    }
+    return here == kBlocks;
+  });
   EXPECT_EQ(Fetch("c", KeysOf("s", kBlocks), {.local_only = true}), stored);
 }
 
 TEST_F(ClusterFetchTest, AFetchOverUcxFindsThem) {
+  StartNodes();
   PutOn("a", "s");
   Announced("s");
   // Another daemon with a data plane, and a client that is not on its node.
-  StartNode("d", "d", kLongLease, {"--ucx", "127.0.0.1"});
+  StartNode("d", "d", kLongLease, {"--ucx", "127.0.0.1", "--peer-timeout", peer_timeout_});
   Until([&] { return MembersOf("d") == "a b c d"; });
   Client::Options options;
   options.address = nodes_["d"].ready["listen"].get<std::string>();
@@ -157,11 +173,12 @@ TEST_F(ClusterFetchTest, AFetchOverUcxFindsThem) {
 }
 
 TEST_F(ClusterFetchTest, AFetchFromTheMiddleFindsItsBlocksByAnchorOrHint) {
+  StartNodes();
   PutOn("a", "s");
   Announced("s");
   nodes_.erase("c");
   // A node that has looked nothing up yet.
-  StartNode("c", "c2", kLongLease);
+  StartNode("c", "c2", kLongLease, {"--peer-timeout", peer_timeout_});
   Until([&] { return absl::StrContains(MembersOf("c"), "a b"); });
   ns_["c"] = OpenOn("c");
   const std::vector<BlockKey> keys = Part("s", 40, 8);
@@ -169,37 +186,46 @@ TEST_F(ClusterFetchTest, AFetchFromTheMiddleFindsItsBlocksByAnchorOrHint) {
   Until([&] {
     return Fetch("c", keys, {.first_block = 40, .anchor = KeysOf("s", kBlocks)[32]}).size() == 16;
   });
-  EXPECT_EQ(Fetch("c", Part("s", 65, 3), {.hint = "a", .first_block = 65}).size(), 6u);
+  Until([&] { return Fetch("c", Part("s", 65, 3), {.hint = "a", .first_block = 65}).size() == 6; });
 }
 
 TEST_F(ClusterFetchTest, WhoIsKilledIsAMissAndNoError) {
+  StartNodes();
   PutOn("a", "s");
   Announced("s");
   KillNode("a");
   // As a lookup has just told where the blocks are.
   EXPECT_TRUE(Fetch("b", KeysOf("s", kBlocks)).empty());
-  EXPECT_LT(took_, Millis(3000));
-  EXPECT_EQ(HitsOn("b", "s"), 0u);
-  EXPECT_LT(took_, Millis(1000));
+  EXPECT_LT(took_, kNotHeldUp);
+  // A lookup may believe what homes were told of it, a fetch does not.
+  LookUp("b", "s");
+  EXPECT_LT(took_, kNotHeldUp);
+  EXPECT_TRUE(Fetch("b", KeysOf("s", kBlocks)).empty());
+  EXPECT_LT(took_, kNotHeldUp);
   // It is back, with its disk. What homes know of its last life does not count.
-  StartNode("a", "a", kLongLease, {"--data-dir", directory_ / "a-data"});
+  StartOnDisk("a");
   ns_["a"] = OpenOn("a");
   ComesWholeTo("c", "s");
 }
 
 // Its lease is long: it stays a member.
 TEST_F(ClusterFetchTest, WhoIsStoppedCostsALimitedTime) {
+  StartNodes();
   PutOn("a", "s");
   Announced("s");
   nodes_["a"].process->Signal(SIGSTOP);
   EXPECT_TRUE(Fetch("b", KeysOf("s", kBlocks)).empty());
-  EXPECT_LT(took_, Millis(12'000));
+  EXPECT_LT(took_, kNotHeldUp);
+  // Ten lookups, kPeerTimeout each at most. The machine may stand still during one of them, not in
+  // all.
+  steady_clock::duration all{};
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(HitsOn("c", "another"), 0u);
-    EXPECT_LT(took_, Millis(1000));
+    all += took_;
     LookUp("c", "s");
-    EXPECT_LT(took_, Millis(1000));
+    all += took_;
   }
+  EXPECT_LT(all, 10 * Millis(1000));
   nodes_["a"].process->Signal(SIGCONT);
   // It was left alone for a while, and is tried by one call first.
   ComesWholeTo("b", "s");

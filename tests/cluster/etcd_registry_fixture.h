@@ -23,6 +23,8 @@ namespace kvmill::testing {
 
 using Millis = std::chrono::milliseconds;
 inline constexpr std::int64_t kMs = 1'000'000;
+// Of what must come. A busy machine, or its disk, may be slow.
+inline constexpr Millis kMustCome{30'000};
 
 // What a watch told, readable from the test's thread. After its end it hears nothing more.
 class Watcher {
@@ -71,14 +73,14 @@ class Watcher {
   }
 
   template <typename Condition>
-  bool WaitFor(Condition condition, Millis timeout = Millis(10'000)) {
+  bool WaitFor(Condition condition, Millis timeout = kMustCome) {
     std::unique_lock<std::mutex> lock(line_->mu);
     return changed_.wait_for(lock, timeout, [&] { return condition(*this); });
   }
   bool WaitStarted() {
     return WaitFor([](const Watcher& w) { return w.started.has_value(); });
   }
-  bool WaitEnded(Millis timeout = Millis(10'000)) {
+  bool WaitEnded(Millis timeout = kMustCome) {
     return WaitFor([](const Watcher& w) { return w.ended; }, timeout);
   }
   bool WaitChanges(std::size_t count) {
@@ -140,7 +142,7 @@ class EtcdRegistryTest : public ::testing::Test {
       start(loop_.clock().MonotonicNanos() + deadline.count() * kMs,
             [answer](absl::StatusOr<Answer> result) { answer->set_value(std::move(result)); });
     });
-    if (future.wait_for(deadline + Millis(5000)) != std::future_status::ready) {
+    if (future.wait_for(deadline + kMustCome) != std::future_status::ready) {
       ADD_FAILURE() << "no answer";
       return absl::InternalError("no answer");
     }
@@ -148,22 +150,21 @@ class EtcdRegistryTest : public ::testing::Test {
     return future.get();
   }
 
-  absl::StatusOr<Registry::Lease> Grant(std::int64_t seconds, Millis deadline = Millis(5000)) {
+  absl::StatusOr<Registry::Lease> Grant(std::int64_t seconds, Millis deadline = kMustCome) {
     return Await<Registry::Lease>(
         [&](std::int64_t at, auto done) { registry_->Grant(seconds, at, done); }, deadline);
   }
-  absl::StatusOr<Registry::Lease> KeepAlive(Registry::LeaseId lease,
-                                            Millis deadline = Millis(5000)) {
+  absl::StatusOr<Registry::Lease> KeepAlive(Registry::LeaseId lease, Millis deadline = kMustCome) {
     return Await<Registry::Lease>(
         [&](std::int64_t at, auto done) { registry_->KeepAlive(lease, at, done); }, deadline);
   }
   absl::StatusOr<Registry::Header> Revoke(Registry::LeaseId lease) {
     return Await<Registry::Header>(
-        [&](std::int64_t at, auto done) { registry_->Revoke(lease, at, done); }, Millis(5000));
+        [&](std::int64_t at, auto done) { registry_->Revoke(lease, at, done); }, kMustCome);
   }
   absl::StatusOr<Registry::Written> Put(const std::string& key, const std::string& value,
                                         Registry::LeaseId lease, Registry::Revision expected = 0,
-                                        Millis deadline = Millis(5000)) {
+                                        Millis deadline = kMustCome) {
     return Await<Registry::Written>(
         [&](std::int64_t at, auto done) {
           registry_->Put({key, value, lease, expected}, at, done);
@@ -172,11 +173,10 @@ class EtcdRegistryTest : public ::testing::Test {
   }
   absl::StatusOr<Registry::Written> Delete(const std::string& key, Registry::Revision expected) {
     return Await<Registry::Written>(
-        [&](std::int64_t at, auto done) { registry_->Delete(key, expected, at, done); },
-        Millis(5000));
+        [&](std::int64_t at, auto done) { registry_->Delete(key, expected, at, done); }, kMustCome);
   }
   absl::StatusOr<Registry::Listing> List(const std::string& prefix = "/t/",
-                                         Millis deadline = Millis(5000)) {
+                                         Millis deadline = kMustCome) {
     return Await<Registry::Listing>(
         [&](std::int64_t at, auto done) { registry_->List(prefix, at, done); }, deadline);
   }
