@@ -158,6 +158,24 @@ absl::StatusOr<ClusterStatus> Client::Cluster(CallOptions call) {
   return Wait<ClusterStatus>([&](auto done) { ClusterAsync(call, std::move(done)); });
 }
 
+absl::StatusOr<std::string> Client::CreateTicket(const ClientNamespace& ns,
+                                                 absl::Span<const PromisedBlock> blocks,
+                                                 const TicketOptions& options, CallOptions call) {
+  return Wait<std::string>(
+      [&](auto done) { CreateTicketAsync(ns, blocks, options, call, std::move(done)); });
+}
+
+absl::Status Client::RevokeTicket(absl::string_view ticket, CallOptions call) {
+  return WaitForStatus([&](auto done) { RevokeTicketAsync(ticket, call, std::move(done)); });
+}
+
+absl::StatusOr<RedeemResult> Client::RedeemTicket(const ClientNamespace& ns,
+                                                  absl::string_view ticket, RedeemUpdate update,
+                                                  CallOptions call) {
+  return Wait<RedeemResult>(
+      [&](auto done) { RedeemTicketAsync(ns, ticket, std::move(update), call, std::move(done)); });
+}
+
 absl::StatusOr<BlockPlaces> Client::Where(absl::string_view ns_name, const BlockKey& key,
                                           const BlockKey& anchor, std::uint32_t place,
                                           CallOptions call) {

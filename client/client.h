@@ -48,6 +48,7 @@
 #include "client/engine_geometry.h"
 #include "client/page_store.h"
 #include "client/server_address.h"
+#include "client/ticket.h"
 #include "storage/core/block_key.h"
 #include "storage/core/namespace.h"
 #include "storage/core/page_layout.h"
@@ -318,6 +319,9 @@ enum class SessionEvent : std::uint8_t {
 class Device;        // storage/device/device.h
 class MappedBlocks;  // client/mapped_blocks.h
 
+struct TicketPagesRequest;  // client/ticket_pages.h
+class TicketPageSink;
+
 struct MapOptions {
   // From the moment of the call. The daemon has a limit (60 s), which its refusal names.
   absl::Duration lease = absl::Seconds(10);
@@ -467,6 +471,38 @@ class Client {
   absl::Status CancelPages(std::uint64_t request, CallOptions call = {});
   void CancelPagesAsync(std::uint64_t request, CallOptions call,
                         std::function<void(absl::Status)> done);
+
+  // --- Tickets: a prompt's blocks from prefill to decode, while they are computed
+  // (client/ticket.h) ---
+  // At the daemon that assembles the blocks: it holds them from now on, what is there of them and
+  // what comes, until the ticket ends. A ticket is some 100 bytes that the decode engine redeems.
+  // INVALID_ARGUMENT names what is wrong with a block, RESOURCE_EXHAUSTED which limit is reached;
+  // FAILED_PRECONDITION: the daemon is in no cluster; PERMISSION_DENIED: of another tenant.
+  absl::StatusOr<std::string> CreateTicket(const ClientNamespace& ns,
+                                           absl::Span<const PromisedBlock> blocks,
+                                           const TicketOptions& options = {},
+                                           CallOptions call = {});
+  void CreateTicketAsync(const ClientNamespace& ns, absl::Span<const PromisedBlock> blocks,
+                         const TicketOptions& options, CallOptions call, Done<std::string> done);
+  // The engine gave the prompt up. NOT_FOUND: the ticket has ended.
+  absl::Status RevokeTicket(absl::string_view ticket, CallOptions call = {});
+  void RevokeTicketAsync(absl::string_view ticket, CallOptions call,
+                         std::function<void(absl::Status)> done);
+  // At any other daemon of the cluster: brings the blocks to its store. Errors of the call are
+  // those of the ticket; what did not come is a miss, and what was told sealed stays. `update` may
+  // be null. The call's time is how long the caller waits, prefill included.
+  absl::StatusOr<RedeemResult> RedeemTicket(const ClientNamespace& ns, absl::string_view ticket,
+                                            RedeemUpdate update = nullptr, CallOptions call = {});
+  void RedeemTicketAsync(const ClientNamespace& ns, absl::string_view ticket, RedeemUpdate update,
+                         CallOptions call, Done<RedeemResult> done);
+  // Redeems of it that this client started end with CANCELLED, soon. When nobody else redeems it at
+  // that daemon, what is not sealed is discarded and the producer lets go.
+  void CancelRedeem(absl::string_view ticket);
+
+  // --- Between daemons: finished pages of a ticket (client/ticket_pages.h) ---
+  // `sink` is used until `done`.
+  void ReadTicketPagesAsync(const TicketPagesRequest& request, TicketPageSink& sink,
+                            CallOptions call, std::function<void(absl::Status)> done);
 
   // --- For people ---
   absl::StatusOr<ServerStat> Stat(CallOptions call = {});

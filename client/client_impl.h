@@ -31,6 +31,8 @@ namespace kvmill {
 
 using Deadline = Connection::Deadline;
 
+class RedeemStream;  // client/redeem_stream.h
+
 absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info);
 
 class Client::Impl {
@@ -135,6 +137,14 @@ class Client::Impl {
         &NamespaceFromProto, std::move(done));
   }
 
+  // Redeems that run, by ticket, so that they can be cancelled.
+  void Redeems(const std::string& ticket, RedeemStream* stream) {
+    MutexLock lock(mu_);
+    redeems_.emplace(ticket, stream);
+  }
+  void RedeemEnds(const std::string& ticket, const RedeemStream* stream);
+  void CancelRedeems(const std::string& ticket);
+
   void Unregister(const SessionPtr& session, std::uint64_t registration, Deadline deadline,
                   std::function<void(absl::Status)> done);
   // The daemon knows the memory; now it gets what can be shared of it.
@@ -189,6 +199,7 @@ class Client::Impl {
   std::atomic<bool> fell_back_{false};
   Mutex mu_;
   std::map<Fingerprint, ClientNamespace> registered_ ABSL_GUARDED_BY(mu_);
+  std::multimap<std::string, RedeemStream*> redeems_ ABSL_GUARDED_BY(mu_);
   // May be null; constant after construction. Workers are used by both others.
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<DataLink> link_;

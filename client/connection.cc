@@ -70,6 +70,8 @@ Channel::Channel(const ServerAddress& address)
       engine(v1::Engine::NewStub(channel)),
       cache(v1::Cache::NewStub(channel)),
       admin(v1::Admin::NewStub(channel)),
+      ticket(v1::Ticket::NewStub(channel)),
+      peer(v1::Peer::NewStub(channel)),
       generic(channel) {}
 
 Connection::Connection(const ServerAddress& address, std::function<void(std::uint64_t)> pass_lost)

@@ -22,6 +22,8 @@
 #include "kvmill/v1/admin.grpc.pb.h"
 #include "kvmill/v1/cache.grpc.pb.h"
 #include "kvmill/v1/engine.grpc.pb.h"
+#include "kvmill/v1/peer.grpc.pb.h"
+#include "kvmill/v1/ticket.grpc.pb.h"
 #include "storage/core/mutex.h"
 
 namespace kvmill {
@@ -34,6 +36,8 @@ struct Channel {
   const std::unique_ptr<v1::Engine::Stub> engine;
   const std::unique_ptr<v1::Cache::Stub> cache;
   const std::unique_ptr<v1::Admin::Stub> admin;
+  const std::unique_ptr<v1::Ticket::Stub> ticket;
+  const std::unique_ptr<v1::Peer::Stub> peer;  // Between daemons.
   grpc::GenericStub generic;
 };
 using ChannelPtr = std::shared_ptr<Channel>;  // Calls keep the channel that they run on.

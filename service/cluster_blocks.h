@@ -96,6 +96,9 @@ class ClusterBlocks {
 
   // What peers are answered.
   PeerAnswers& answers() { return answers_; }
+  // On the loop: shared with what else speaks to peers.
+  GrpcPeers& peers() { return peers_; }
+  PeerHealth& health() { return health_; }
 
   std::map<std::string, GrpcPeers::PeerStats> peer_stats() const { return peers_.stats(); }
   PeerPull::Stats pull_stats() const { return pull_.stats(); }

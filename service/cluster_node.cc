@@ -66,14 +66,17 @@ absl::StatusOr<std::unique_ptr<ClusterNode>> ClusterNode::Start(const Clock& clo
                                                                 TieredStore& store,
                                                                 const Membership::Options& options,
                                                                 ClusterBlocks::Options blocks,
+                                                                ClusterTickets::Options tickets,
                                                                 const MakeRegistry& make_registry) {
   KVMILL_RETURN_IF_ERROR(Membership::Check(options));
   std::unique_ptr<ClusterNode> node(new ClusterNode(clock, options));
   KVMILL_ASSIGN_OR_RETURN(node->registry_, make_registry(node->loop_));
   node->view_maker_ = std::make_unique<WorkerPool>(1, "views");
-  blocks.self = options.self.member;
+  blocks.self = tickets.pulls.self = options.self.member;
   node->loop_.Run([&] {
     node->blocks_ = std::make_unique<ClusterBlocks>(node->loop_, store, blocks);
+    node->tickets_ = std::make_unique<ClusterTickets>(node->loop_, store, node->blocks_->peers(),
+                                                      node->blocks_->health(), tickets);
     node->views_ = std::make_unique<ViewKeeper>(node->ViewOptions());
     node->membership_ = std::make_unique<Membership>(
         node->loop_, *node->registry_, node->options_,
@@ -91,6 +94,7 @@ ClusterNode::~ClusterNode() {
   membership_.reset();
   registry_.reset();
   views_.reset();
+  tickets_.reset();
   blocks_.reset();
 }
 
@@ -122,6 +126,7 @@ void ClusterNode::Published(std::shared_ptr<const MembershipSnapshot> snapshot) 
   LogChanges(*before, *snapshot, options_);
   if (snapshot->version != before->version) {
     blocks_->SetMembers(snapshot->members);
+    tickets_->SetMembers(snapshot->members);
     views_->SetMembers(snapshot->members);
   }
   MutexLock lock(mu_);

@@ -14,6 +14,7 @@
 #include "service/cluster/membership.h"
 #include "service/cluster/registry.h"
 #include "service/cluster_blocks.h"
+#include "service/cluster_tickets.h"
 #include "service/thread_loop.h"
 #include "storage/core/clock.h"
 #include "storage/core/mutex.h"
@@ -29,11 +30,12 @@ class ClusterNode {
   using MakeRegistry = std::function<absl::StatusOr<std::unique_ptr<Registry>>(Loop&)>;
 
   // Waits for nobody: the node joins when the registry answers. `options` passed
-  // Membership::Check; who `blocks.self` is they say. The store outlives the node. Logs what
-  // changes.
+  // Membership::Check; who `blocks.self` and `tickets.pulls.self` are they say. The store
+  // outlives the node. Logs what changes.
   static absl::StatusOr<std::unique_ptr<ClusterNode>> Start(const Clock& clock, TieredStore& store,
                                                             const Membership::Options& options,
                                                             ClusterBlocks::Options blocks,
+                                                            ClusterTickets::Options tickets,
                                                             const MakeRegistry& make_registry);
   // Without Leave the node vanishes when its lease ends.
   ~ClusterNode();
@@ -44,6 +46,8 @@ class ClusterNode {
 
   // What it does with other nodes' blocks.
   ClusterBlocks& blocks() const { return *blocks_; }
+  // What it promises others, and has from them.
+  ClusterTickets& tickets() const { return *tickets_; }
 
   // Peers see it as soon as the registry has it.
   void SetDraining();
@@ -62,8 +66,9 @@ class ClusterNode {
   std::shared_ptr<const MembershipSnapshot> snapshot_ ABSL_GUARDED_BY(mu_) =
       std::make_shared<const MembershipSnapshot>();
   ThreadLoop loop_;
-  // On the loop. Of the blocks, what is thread-safe is constant after Start.
+  // On the loop. Of these two, what is thread-safe is constant after Start.
   std::unique_ptr<ClusterBlocks> blocks_;
+  std::unique_ptr<ClusterTickets> tickets_;
   std::unique_ptr<ViewKeeper> views_;
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<Membership> membership_;

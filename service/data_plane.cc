@@ -267,6 +267,8 @@ void DataPlane::OnCall(const ConnectionPtr& connection, std::unique_ptr<Incoming
                         std::move(running));
     case v1::DataRequest::kDurable:
       return StartDurable(peer, request.durable(), std::move(call), std::move(running));
+    case v1::DataRequest::kTicket:
+      return StartTicketRead(peer, request.ticket(), std::move(call), std::move(running));
     case v1::DataRequest::REQUEST_NOT_SET:
       break;
   }

@@ -149,6 +149,8 @@ class DataPlane final : public TransportHandler {
                     std::unique_ptr<IncomingCall> call, std::unique_ptr<Running> running);
   void Receive(const StoreCallPtr& store, Slab slab);
   void Write(const StoreCallPtr& store);  // Task of the encode pool.
+  void StartTicketRead(const PeerPtr& peer, const v1::ReadTicketRequest& request,
+                       std::unique_ptr<IncomingCall> call, std::unique_ptr<Running> running);
   void GiveBack(Slab slab);
   void ScheduleSweep();
 

@@ -12,12 +12,15 @@
 #include "client/channel_args.h"
 #include "client/convert.h"
 #include "service/peer_codec.h"
+#include "service/ticket_codec.h"
 #include "storage/core/check.h"
 
 namespace kvmill {
 namespace {
 
-constexpr int kAnswerBytesMax = 1 << 20;  // 64 runs of 128 keys are 560 KiB.
+// 64 runs of 128 keys are 560 KiB; the first answer about a ticket has up to 4096 blocks of 330
+// bytes.
+constexpr int kAnswerBytesMax = 2 << 20;
 // PeerHealth waits as well, and longer.
 constexpr ReconnectMs kReconnect{.first = 50, .last = 1000, .connect = 1000};
 constexpr std::size_t kMessageBytesOfPeer = 256;  // Of its errors, for ours.
@@ -231,6 +234,31 @@ Peers::CallId GrpcPeers::Compare(const Member& member, const Digests& digests,
         return reply.different();
       },
       std::move(done));
+}
+
+Peers::CallId GrpcPeers::AskTicket(const Member& producer, const TicketSecret& secret,
+                                   std::uint64_t seen, std::int64_t wait_nanos,
+                                   std::int64_t deadline_nanos, Done<TicketNews> done) {
+  v1::AskTicketRequest request;
+  ToProto(secret, self_, request.mutable_holder());
+  request.set_seen(seen);
+  request.set_wait_ms(static_cast<std::uint32_t>(wait_nanos / 1'000'000));
+  return Start<v1::AskTicketReply>(
+      producer, std::move(request), &Async::AskTicket, deadline_nanos,
+      [](const v1::AskTicketReply& reply) { return FromProto(reply); }, std::move(done));
+}
+
+Peers::CallId GrpcPeers::AcknowledgeTicket(const Member& producer, const TicketSecret& secret,
+                                           std::int64_t deadline_nanos,
+                                           std::function<void(absl::Status)> done) {
+  v1::AcknowledgeTicketRequest request;
+  ToProto(secret, self_, request.mutable_holder());
+  struct Taken {};
+  return Start<v1::AcknowledgeTicketReply>(
+      producer, std::move(request), &Async::AcknowledgeTicket, deadline_nanos,
+      [](const v1::AcknowledgeTicketReply&) -> absl::StatusOr<Taken> { return Taken(); },
+      Done<Taken>(
+          [done = std::move(done)](const absl::StatusOr<Taken>& taken) { done(taken.status()); }));
 }
 
 void GrpcPeers::Cancel(CallId id) {

@@ -20,6 +20,7 @@
 #include "service/cluster/cluster_view.h"
 #include "service/cluster/loop.h"
 #include "service/cluster/peers.h"
+#include "service/cluster/ticket.h"
 #include "service/etcd/loop_inbox.h"
 #include "storage/core/mutex.h"
 
@@ -54,6 +55,12 @@ class GrpcPeers final : public Peers {
   CallId Compare(const Member& member, const Digests& digests, std::int64_t deadline_nanos,
                  Done<std::uint64_t> done) override;
   void Cancel(CallId call) override;
+
+  // Of tickets (TicketPeers, whose Redeem and Acknowledge these are): `self` is the consumer.
+  CallId AskTicket(const Member& producer, const TicketSecret& secret, std::uint64_t seen,
+                   std::int64_t wait_nanos, std::int64_t deadline_nanos, Done<TicketNews> done);
+  CallId AcknowledgeTicket(const Member& producer, const TicketSecret& secret,
+                           std::int64_t deadline_nanos, std::function<void(absl::Status)> done);
 
   // Connections to members that are not in the view, in this incarnation and at this address, end
   // with the calls that run on them.

@@ -35,6 +35,7 @@ struct Source {
   // Zeros without a cluster.
   PeerPull::Stats pulled{};
   ClusterBlocks::CopyStats copies{};
+  ClusterTickets::Stats tickets{};
 };
 
 struct Family {
@@ -337,6 +338,41 @@ const Family kFamilies[] = {
     {"pointer_differences_total", MetricType::Counter,
      "Ranges of anchors of which a home knew other than this node had told it.",
      [](const Source& s, MetricFamily* out) { Add(out, s.copies.differed_digests); }},
+    {"tickets", MetricType::Gauge,
+     "Tickets by side: made here and not over (producer), being redeemed here (consumer).",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.tickets.tickets, {{"side", "producer"}});
+       Add(out, s.tickets.redeeming, {{"side", "consumer"}});
+     }},
+    {"ticket_bytes", MetricType::Gauge,
+     "Bytes of blocks that tickets hold, and of copies that they bring, by side.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.tickets.held_bytes, {{"side", "producer"}});
+       Add(out, s.tickets.copy_bytes, {{"side", "consumer"}});
+     }},
+    {"tickets_created_total", MetricType::Counter, "Tickets that were made here.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.tickets.made.created); }},
+    {"tickets_ended_total", MetricType::Counter, "Tickets that were made here, by how they ended.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.tickets.made.acknowledged, {{"end", "acknowledged"}});
+       Add(out, s.tickets.made.revoked, {{"end", "revoked"}});
+       Add(out, s.tickets.made.expired, {{"end", "deadline"}});
+     }},
+    {"redeemed_blocks_total", MetricType::Counter,
+     "Blocks (layer groups of blocks) of tickets that were redeemed here, by their fate.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.tickets.redeemed.sealed, {{"result", "sealed"}});
+       Add(out, s.tickets.redeemed.exists, {{"result", "exists"}});
+       Add(out, s.tickets.redeemed.missed, {{"result", "missed"}});
+     }},
+    {"ticket_pages_total", MetricType::Counter,
+     "Pages that came here with tickets, by what became of them.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.tickets.pulled.pages, {{"result", "right"}});
+       Add(out, s.tickets.pulled.damaged_pages, {{"result", "damaged"}});
+     }},
+    {"ticket_pages_bytes_total", MetricType::Counter, "Bytes of the pages that were right.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.tickets.pulled.bytes); }},
     {"metadata_bytes", MetricType::Gauge, "Memory of the index and what belongs to it.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.metadata_bytes); }},
 };
@@ -363,6 +399,7 @@ std::vector<MetricFamily> Metrics::Collect() const {
   if (source.cluster != nullptr) {
     source.pulled = source.cluster->pull_stats();
     source.copies = source.cluster->copy_stats();
+    source.tickets = cluster->tickets().stats();
   }
   std::vector<MetricFamily> families;
   for (const Family& family : kFamilies) {

@@ -46,6 +46,7 @@
 #include "service/service_context.h"
 #include "service/session_table.h"
 #include "service/ticker.h"
+#include "service/ticket_service.h"
 #include "service/unix_listener.h"
 #include "storage/core/clock.h"
 #include "storage/core/log.h"
@@ -66,6 +67,9 @@ constexpr int kStreamsPerConnection = 128;
 constexpr std::chrono::milliseconds kSessionTick{50};
 // Of host memory, and of the GPU's, that may be under lease: stores need room, too.
 constexpr double kLeasedShareMax = 0.75;
+// The same for blocks that tickets promise, and for copies that tickets bring.
+constexpr double kHeldShareMax = 0.5;
+constexpr double kCopiedShareMax = 0.25;
 // How long slices that gRPC still holds may keep the store from being destroyed.
 constexpr std::chrono::seconds kPinnedWaitMax{5};
 // A node that has just started becomes home of many blocks at once: until then it copies slowly.
@@ -152,6 +156,7 @@ class Node::Impl {
   std::unique_ptr<DataPlane> data_plane_;  // Null without --ucx.
   std::unique_ptr<DataService> data_;
   std::unique_ptr<PeerService> peer_service_;
+  std::unique_ptr<TicketService> ticket_service_;
   std::unique_ptr<AdminService> local_admin_;
   std::unique_ptr<AdminService> remote_admin_;
   std::unique_ptr<grpc::Server> main_server_;
@@ -203,6 +208,11 @@ absl::Status Node::Impl::Start() {
   cache_ = std::make_unique<CacheService>(*context_);
   engine_ = std::make_unique<EngineService>(*context_);
   peer_service_ = std::make_unique<PeerService>(*context_);
+  ticket_service_ = std::make_unique<TicketService>(*context_);
+  sessions_->SetEnded([this](const std::string& session) {
+    ClusterTickets* const tickets = context_->tickets.load(std::memory_order_acquire);
+    if (tickets != nullptr) tickets->SessionEnded(session);
+  });
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   KVMILL_RETURN_IF_ERROR(StartDataPlane());
@@ -328,6 +338,7 @@ absl::Status Node::Impl::StartMainServer() {
   builder.RegisterService(engine_.get());
   builder.RegisterService(data_.get());
   builder.RegisterService(peer_service_.get());
+  builder.RegisterService(ticket_service_.get());
   builder.RegisterService(local_admin_.get());
   int port = -1;
   HostPort address;
@@ -411,11 +422,18 @@ absl::Status Node::Impl::StartCluster() {
   blocks.replication.ramp_nanos = kReplicationRamp.count();
   blocks.held = held_.get();
   blocks.pull.data_plane_plaintext = config_.data_plane_plaintext;
-  KVMILL_ASSIGN_OR_RETURN(
-      cluster_, ClusterNode::Start(clock_, *store_, membership, blocks, [&etcd](Loop& loop) {
-        return EtcdRegistry::Create(etcd, loop);
-      }));
+  ClusterTickets::Options tickets;
+  tickets.held_bytes_max =
+      static_cast<std::uint64_t>(kHeldShareMax * static_cast<double>(config_.host_bytes));
+  tickets.copied_bytes_max =
+      static_cast<std::uint64_t>(kCopiedShareMax * static_cast<double>(config_.host_bytes));
+  tickets.pulls.data_plane_plaintext = config_.data_plane_plaintext;
+  KVMILL_ASSIGN_OR_RETURN(cluster_, ClusterNode::Start(clock_, *store_, membership, blocks, tickets,
+                                                       [&etcd](Loop& loop) {
+                                                         return EtcdRegistry::Create(etcd, loop);
+                                                       }));
   context_->peer_answers.store(&cluster_->blocks().answers());
+  context_->tickets.store(&cluster_->tickets());
   context_->cluster.store(cluster_.get());
   held_->Start(*store_, [this](absl::Span<const Announcement> changed) {
     cluster_->blocks().Hold(changed);
@@ -474,6 +492,7 @@ void Node::Impl::Drain() {
       std::chrono::system_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
   if (context_ != nullptr) StartDraining();
   if (cluster_ != nullptr) HandOver();
+  if (cluster_ != nullptr) cluster_->tickets().Stop();
   if (listener_ != nullptr) listener_->Stop();
   // Their streams would keep the servers waiting, their leases the store.
   if (sessions_ != nullptr) sessions_->Stop(absl::UnavailableError("the daemon stops"));

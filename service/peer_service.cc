@@ -5,8 +5,10 @@
 
 #include "client/convert.h"
 #include "service/answer.h"
+#include "service/cluster_tickets.h"
 #include "service/peer_answers.h"
 #include "service/peer_codec.h"
+#include "service/read_ticket_call.h"
 #include "service/status_grpc.h"
 #include "storage/core/status_macros.h"
 
@@ -106,6 +108,45 @@ grpc::ServerUnaryReactor* PeerService::Compare(grpc::CallbackServerContext* call
       if (differ.ok()) reply->set_different(*differ);
       reactor->Finish(StatusToGrpc(differ.status()));
     });
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<ClusterTickets*> PeerService::Tickets() const {
+  ClusterTickets* const tickets = context_.tickets.load(std::memory_order_acquire);
+  if (tickets == nullptr) return absl::FailedPreconditionError("this daemon is in no cluster");
+  return tickets;
+}
+
+grpc::ServerUnaryReactor* PeerService::AskTicket(grpc::CallbackServerContext* call,
+                                                 const v1::AskTicketRequest* request,
+                                                 v1::AskTicketReply* reply) {
+  return Begin(call, *request, [&](PeerAnswers&, auto* reactor) -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(ClusterTickets* const tickets, Tickets());
+    KVMILL_ASSIGN_OR_RETURN(const TicketHolder holder, FromProto(request->holder()));
+    tickets->Ask(holder, request->seen(), std::int64_t{request->wait_ms()} * 1'000'000,
+                 [reactor, reply](const absl::StatusOr<TicketNews>& news) {
+                   ToProto(news, reply);
+                   reactor->Finish(grpc::Status::OK);
+                 });
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerWriteReactor<v1::TicketPages>* PeerService::ReadTicket(
+    grpc::CallbackServerContext* call, const v1::ReadTicketRequest* request) {
+  const absl::StatusOr<PeerAnswers*> admitted = Admit(*call, *request);
+  return ReadTicketCall::Start(admitted.ok() ? Tickets() : admitted.status(), *request);
+}
+
+grpc::ServerUnaryReactor* PeerService::AcknowledgeTicket(
+    grpc::CallbackServerContext* call, const v1::AcknowledgeTicketRequest* request,
+    v1::AcknowledgeTicketReply*) {
+  return Begin(call, *request, [&](PeerAnswers&, auto* reactor) -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(ClusterTickets* const tickets, Tickets());
+    KVMILL_ASSIGN_OR_RETURN(const TicketHolder holder, FromProto(request->holder()));
+    tickets->Acknowledge(
+        holder, [reactor](const absl::Status& taken) { reactor->Finish(StatusToGrpc(taken)); });
     return absl::OkStatus();
   });
 }

@@ -29,6 +29,14 @@ class PeerService final : public v1::Peer::CallbackService {
   grpc::ServerUnaryReactor* Compare(grpc::CallbackServerContext* call,
                                     const v1::CompareRequest* request,
                                     v1::CompareReply* reply) override;
+  grpc::ServerUnaryReactor* AskTicket(grpc::CallbackServerContext* call,
+                                      const v1::AskTicketRequest* request,
+                                      v1::AskTicketReply* reply) override;
+  grpc::ServerWriteReactor<v1::TicketPages>* ReadTicket(
+      grpc::CallbackServerContext* call, const v1::ReadTicketRequest* request) override;
+  grpc::ServerUnaryReactor* AcknowledgeTicket(grpc::CallbackServerContext* call,
+                                              const v1::AcknowledgeTicketRequest* request,
+                                              v1::AcknowledgeTicketReply* reply) override;
 
  private:
   // Who may go on, and with whose answers.
@@ -40,6 +48,9 @@ class PeerService final : public v1::Peer::CallbackService {
   template <typename Request, typename Handle>
   grpc::ServerUnaryReactor* Begin(grpc::CallbackServerContext* call, const Request& request,
                                   const Handle& handle) const;
+
+  // The tickets of a daemon in a cluster.
+  absl::StatusOr<ClusterTickets*> Tickets() const;
 
   const ServiceContext& context_;
 };

@@ -21,6 +21,7 @@ namespace kvmill {
 
 class ClusterBlocks;
 class ClusterNode;
+class ClusterTickets;
 class DataPlane;
 class PeerAnswers;
 
@@ -67,6 +68,7 @@ struct ServiceContext {
   // Set once calls may be running already. Null: there is none (yet).
   std::atomic<ClusterNode*> cluster{nullptr};
   std::atomic<PeerAnswers*> peer_answers{nullptr};  // Of the cluster.
+  std::atomic<ClusterTickets*> tickets{nullptr};    // Of the cluster.
   ServiceCounters counters{};
   std::atomic<bool> draining{false};
 

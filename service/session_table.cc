@@ -29,6 +29,7 @@ void SessionTable::Aftermath::Run() {
   memories.clear();
   for (const auto& [listener, leases] : expired) listener->OnLeasesExpired(leases);
   for (const auto& [listener, why] : ends) listener->OnEnd(why);
+  for (const std::string& id : ended) (*tell)(id);
 }
 
 SessionTable::~SessionTable() { Stop(absl::UnavailableError("the daemon stops")); }
@@ -165,6 +166,10 @@ void SessionTable::End(Sessions::iterator it, const absl::Status& why, Aftermath
     after->memories.push_back(Forget(session, registration));
   }
   if (session.client == 0) --remote_sessions_;
+  if (ended_ != nullptr) {
+    after->ended.push_back(it->first);
+    after->tell = &ended_;
+  }
   if (session.listener != nullptr) after->ends.emplace_back(std::move(session.listener), why);
   sessions_.erase(it);
 }
@@ -177,6 +182,11 @@ absl::StatusOr<SessionTable::Session*> SessionTable::Find(const Caller& caller,
     return absl::AbortedError("the session is not known: it ended, or the daemon was restarted");
   }
   return it->second.get();
+}
+
+absl::Status SessionTable::Check(const Caller& caller, const std::string& session_id) {
+  MutexLock lock(mu_);
+  return Find(caller, session_id).status();
 }
 
 void SessionTable::Uncount(Session& session, const Lease& lease) {

@@ -19,6 +19,7 @@
 #define KVMILL_SERVICE_SESSION_TABLE_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -84,6 +85,14 @@ class SessionTable {
   ~SessionTable();
 
   const Options& options() const { return options_; }
+
+  // Who else keeps something for sessions is told when one has ended, on any thread. Before the
+  // first session.
+  void SetEnded(std::function<void(const std::string& session_id)> ended) {
+    ended_ = std::move(ended);
+  }
+  // OK: the caller has this session. ABORTED as Find.
+  absl::Status Check(const Caller& caller, const std::string& session_id);
 
   // Of the local door.
   void ClientEntered(DoorClientId client);
@@ -203,6 +212,8 @@ class SessionTable {
     std::vector<std::shared_ptr<EngineMemory>> memories;
     std::vector<std::pair<std::shared_ptr<SessionListener>, absl::Status>> ends;
     std::vector<std::pair<std::shared_ptr<SessionListener>, std::vector<LeaseId>>> expired;
+    std::vector<std::string> ended;  // Sessions, for `tell`.
+    const std::function<void(const std::string&)>* tell = nullptr;
     void Run();
   };
   using Sessions = absl::flat_hash_map<std::string, std::unique_ptr<Session>>;
@@ -230,6 +241,7 @@ class SessionTable {
   const Options options_;
   const Clock& clock_;
   PageReaders page_readers_;
+  std::function<void(const std::string&)> ended_;  // May be null.
 
   mutable Mutex mu_;
   absl::flat_hash_set<DoorClientId> clients_ ABSL_GUARDED_BY(mu_);

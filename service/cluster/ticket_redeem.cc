@@ -365,6 +365,7 @@ void TicketRedeem::Decide(const TicketSecret& secret, Op* op, std::uint32_t i, F
   work.phase = Phase::kOver;
   Block& block = op->blocks[i];
   block.fate = fate;
+  Count(fate);
   block.here = fate == Fate::kMissed ? LayerSet() : LayerSet::First(block.what.layer_count);
   --op->open;
   // What the producer may still say of it is of no interest.
@@ -373,6 +374,12 @@ void TicketRedeem::Decide(const TicketSecret& secret, Op* op, std::uint32_t i, F
     --op->there_open;
   }
   NoteChange(secret, op, i);
+}
+
+void TicketRedeem::Count(Fate fate) {
+  ++(fate == Fate::kSealed   ? counts_.sealed
+     : fate == Fate::kExists ? counts_.exists
+                             : counts_.missed);
 }
 
 // --- The end ---
@@ -393,6 +400,7 @@ void TicketRedeem::End(const TicketSecret& ended, const absl::Status& status, bo
     }
     if (op.blocks[i].fate == Fate::kOpen) {
       op.blocks[i].fate = Fate::kMissed;
+      Count(Fate::kMissed);
       op.blocks[i].here = LayerSet();
     }
   }

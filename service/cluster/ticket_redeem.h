@@ -103,6 +103,11 @@ class TicketRedeem {
   // Nothing of it runs any more. The last caller of a ticket takes the work with it.
   void Cancel(CallerId caller);
 
+  // Fates of blocks so far, each once however many callers there were.
+  struct Counts {
+    std::uint64_t sealed = 0, exists = 0, missed = 0;
+  };
+  const Counts& counts() const { return counts_; }
   std::size_t running() const { return ops_.size(); }
   std::size_t callers() const { return callers_.size(); }
   std::size_t acknowledging() const { return acknowledgements_.size(); }
@@ -182,6 +187,7 @@ class TicketRedeem {
   void Landed(const TicketSecret& secret, std::uint64_t pull,
               const absl::StatusOr<std::vector<TicketPeers::Landed>>& landed);
   void Decide(const TicketSecret& secret, Op* op, std::uint32_t block, Fate fate);
+  void Count(Fate fate);
   void NoteChange(const TicketSecret& secret, Op* op, std::uint32_t block);
   void Tell(const TicketSecret& secret);
   // Discards what is not sealed and tells everybody.
@@ -205,6 +211,7 @@ class TicketRedeem {
   CallerId next_caller_ = 1;
   std::map<CallerId, Caller> callers_;
   std::uint64_t next_pull_ = 1;
+  Counts counts_;
   std::deque<Remembered> remembered_;  // Oldest first.
   std::uint64_t next_acknowledgement_ = 1;
   std::map<std::uint64_t, Acknowledgement> acknowledgements_;

@@ -24,6 +24,7 @@
 #include "kvmill/v1/data.grpc.pb.h"
 #include "kvmill/v1/engine.grpc.pb.h"
 #include "kvmill/v1/peer.grpc.pb.h"
+#include "kvmill/v1/ticket.grpc.pb.h"
 #include "service/cluster/anchor.h"
 #include "tests/integration/daemon_fixture.h"
 #include "tests/integration/message_mutator.h"
@@ -179,6 +180,8 @@ class Caller {
       messages.push_back(Copy(request));
     } else if (IsPeer(method)) {
       messages.push_back(ValidOfPeer(method));
+    } else if (method.service()->name() == "Ticket") {
+      messages.push_back(ValidOfTicket(method));
     } else {
       // The others want a namespace and keys, or nothing.
       MessagePtr request = New(method.input_type());
@@ -246,6 +249,26 @@ class Caller {
       request.add_anchor_hashes(hash);
       return Copy(request);
     }
+    if (method.name() == "AskTicket" || method.name() == "AcknowledgeTicket") {
+      v1::AskTicketRequest request;  // The other one is the beginning of it.
+      request.set_incarnation(world_.boot_id);
+      *request.mutable_holder() = Holder(Ticket());
+      MessagePtr same = New(method.input_type());
+      same->ParseFromString(request.SerializeAsString());
+      return same;
+    }
+    if (method.name() == "ReadTicket") {
+      v1::AskTicketRequest ask;
+      ask.set_incarnation(world_.boot_id);
+      *ask.mutable_holder() = Holder(Ticket());
+      Call(*DescriptorPool::generated_pool()->FindMethodByName("kvmill.v1.Peer.AskTicket"),
+           {ask.SerializeAsString()}, -1);
+      v1::ReadTicketRequest request;
+      request.set_incarnation(world_.boot_id);
+      *request.mutable_holder() = ask.holder();
+      request.add_pieces()->add_layers(0);
+      return Copy(request);
+    }
     if (method.name() == "Compare") {
       v1::CompareRequest request;
       request.set_incarnation(world_.boot_id);
@@ -261,6 +284,44 @@ class Caller {
     request.add_anchor_hashes(hash);
     request.add_counts(static_cast<std::uint32_t>(world_.keys.size()));
     return Copy(request);
+  }
+
+  v1::CreateTicketRequest PromiseKept() const {
+    v1::CreateTicketRequest request;
+    request.set_session_id(session_id_);
+    request.mutable_namespace_()->set_name(world_.kept.name);
+    v1::PromisedBlock* const block = request.add_blocks();
+    block->set_key(std::string(world_.keys[0].view()));
+    block->set_token_count(world_.kept.spec.block_tokens);
+    return request;
+  }
+  // One that was just made, of a block that is there.
+  std::string Ticket() {
+    const auto* create =
+        DescriptorPool::generated_pool()->FindMethodByName("kvmill.v1.Ticket.Create");
+    const RawAnswer answer = Call(*create, {PromiseKept().SerializeAsString()}, -1);
+    v1::CreateTicketReply reply;
+    EXPECT_TRUE(answer.replies.empty() || reply.ParseFromString(answer.replies[0]));
+    return reply.ticket();
+  }
+  // As another node.
+  static v1::TicketHolder Holder(const std::string& ticket) {
+    v1::TicketBearer bearer;
+    EXPECT_TRUE(bearer.ParseFromString(ticket));
+    v1::TicketHolder holder;
+    holder.set_secret(bearer.secret());
+    holder.set_consumer("another");
+    holder.set_consumer_incarnation(std::string(16, 'a'));
+    return holder;
+  }
+  MessagePtr ValidOfTicket(const MethodDescriptor& method) {
+    if (method.name() == "Create") return Copy(PromiseKept());
+    v1::RedeemTicketRequest request;  // Revoke has the ticket alone.
+    request.set_ticket(Ticket());
+    if (method.name() == "Redeem") request.mutable_namespace_()->set_name(world_.kept.name);
+    MessagePtr same = New(method.input_type());
+    same->ParseFromString(request.SerializeAsString());
+    return same;
   }
 
   v1::MapRequest MapKept() const {

@@ -28,6 +28,7 @@ bool IsDocumented(absl::StatusCode code) {
       absl::StatusCode::kInvalidArgument,
       absl::StatusCode::kNotFound,
       absl::StatusCode::kFailedPrecondition,
+      absl::StatusCode::kPermissionDenied,
       absl::StatusCode::kResourceExhausted,
       absl::StatusCode::kAborted,
       absl::StatusCode::kDataLoss,

@@ -446,7 +446,7 @@ TEST_F(GrpcPeersTest, AnAnswerThatCannotBeIsSeenAsOne) {
   }));
   // Longer than any answer is.
   liar.lie.Clear();
-  for (int i = 0; i < 40'000; ++i) add_pointer(liar.lie.add_runs());
+  for (int i = 0; i < 100'000; ++i) add_pointer(liar.lie.add_runs());
   EXPECT_EQ(Locate(member, queries).status().code(), absl::StatusCode::kResourceExhausted);
   // An error's text is not passed on for ever.
   liar.status = grpc::Status(grpc::StatusCode::INTERNAL, std::string(4000, 'x'));

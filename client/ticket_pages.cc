@@ -1,0 +1,208 @@
+#include "client/ticket_pages.h"
+
+#include <grpcpp/support/async_stream.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/data_operation.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+absl::Status Malformed(absl::string_view what, std::uint64_t got, std::uint64_t want) {
+  return absl::DataLossError(
+      absl::StrCat("malformed pages of a ticket: ", what, " ", got, ", want ", want));
+}
+
+// Memory for the pages of an answer; that of those that the sink drops is its own.
+class PagePlaces {
+ public:
+  PagePlaces(TicketPageSink& sink, std::size_t page_count) : sink_(sink), page_count_(page_count) {}
+
+  absl::Status Place(const v1::TicketPages& head) {
+    const auto count = static_cast<std::size_t>(head.page_bytes_size());
+    if (count != page_count_) return Malformed("pages", count, page_count_);
+    for (const std::uint32_t bytes : head.page_bytes()) {
+      if (bytes == 0 || bytes > kTicketPageBytesMax) {
+        return Malformed("page of", bytes, kTicketPageBytesMax);
+      }
+      bytes_ += bytes;
+    }
+    std::size_t page = 0;
+    for (const std::uint32_t bytes : head.page_bytes()) {
+      absl::Span<std::byte> memory = sink_.PageMemory(page++, bytes);
+      if (memory.size() != bytes) {
+        own_.push_back(std::make_unique<std::byte[]>(bytes));
+        memory = absl::MakeSpan(own_.back().get(), bytes);
+      }
+      spans_.push_back(memory);
+    }
+    return absl::OkStatus();
+  }
+  std::uint64_t bytes() const { return bytes_; }
+  const DestinationSpans& spans() const { return spans_; }
+
+ private:
+  TicketPageSink& sink_;
+  const std::size_t page_count_;
+  std::uint64_t bytes_ = 0;
+  DestinationSpans spans_;
+  std::vector<std::unique_ptr<std::byte[]>> own_;
+};
+
+struct Nothing {};
+
+class DataTicketRead final : public DataOperation<Nothing> {
+ public:
+  DataTicketRead(DataLink& link, ConnectionPtr connection, const TicketPagesRequest& request,
+                 TicketPageSink& sink, Deadline deadline, Done done)
+      : DataOperation(link, std::move(connection), deadline, std::move(done)),
+        places_(sink, request.page_count) {
+    *request_.mutable_ticket() = request.request;
+  }
+
+  void Start() {
+    Call call;
+    call.place = [this](const ResponseHead& head, DestinationSpans* spans) {
+      v1::TicketPages pages;
+      if (!pages.ParseFromArray(head.header.data(), static_cast<int>(head.header.size()))) {
+        return absl::DataLossError("malformed pages of a ticket: their header does not parse");
+      }
+      KVMILL_RETURN_IF_ERROR(places_.Place(pages));
+      if (places_.bytes() != head.payload_bytes) {
+        return Malformed("payload", head.payload_bytes, places_.bytes());
+      }
+      *spans = places_.spans();
+      return absl::OkStatus();
+    };
+    call.done = [this](const absl::StatusOr<Response>& response) {
+      {
+        MutexLock lock(mu_);
+        if (!response.ok()) Fail(response.status());
+        // There is no page without bytes: an answer that was not placed has none.
+        if (response.ok() && places_.spans().empty()) Fail(Malformed("payload", 0, 1));
+      }
+      // Not here: whoever is told may start calls, and this is the transport's thread.
+      link().workers().Post([this] { End(Nothing()); });
+    };
+    StartCall(request_, std::move(call));
+  }
+
+ private:
+  v1::DataRequest request_;
+  PagePlaces places_;
+};
+
+// Deletes itself after `done`.
+class TicketReadStream {
+ public:
+  TicketReadStream(Connection& connection, const TicketPagesRequest& request, TicketPageSink& sink,
+                   std::function<void(absl::Status)> done)
+      : connection_(connection),
+        request_(request.request),
+        places_(sink, request.page_count),
+        done_(std::move(done)) {}
+
+  void Start(Connection::Deadline deadline) {
+    connection_.Admit(&context_, deadline, [this](const Connection::Admission& admission) {
+      if (!admission.status.ok()) {
+        done_(admission.status);
+        delete this;
+        return;
+      }
+      pass_ = admission.pass;
+      channel_ = connection_.channel();
+      reader_ = channel_->peer->PrepareAsyncReadTicket(&context_, request_, connection_.queue());
+      reader_->StartCall(&start_done_);
+    });
+  }
+
+ private:
+  void OnStart(bool ok) {
+    if (ok) {
+      reader_->Read(&pages_, &read_done_);
+    } else {
+      reader_->Finish(&status_, &finish_done_);
+    }
+  }
+
+  void OnRead(bool ok) {
+    if (ok) failed_ = Take();
+    if (ok && failed_.ok()) return reader_->Read(&pages_, &read_done_);
+    if (!failed_.ok()) context_.TryCancel();
+    reader_->Finish(&status_, &finish_done_);
+  }
+
+  absl::Status Take() {
+    if (places_.spans().empty()) KVMILL_RETURN_IF_ERROR(places_.Place(pages_));
+    absl::string_view bytes = pages_.bytes();
+    while (!bytes.empty()) {
+      if (page_ == places_.spans().size()) return Malformed("bytes", bytes.size(), 0);
+      const absl::Span<std::byte> rest = places_.spans()[page_].subspan(offset_);
+      const std::size_t count = std::min(rest.size(), bytes.size());
+      std::memcpy(rest.data(), bytes.data(), count);
+      bytes.remove_prefix(count);
+      offset_ += count;
+      if (count == rest.size()) {
+        ++page_;
+        offset_ = 0;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void OnFinish(bool) {
+    connection_.NoteBootId(context_);
+    if (status_.error_code() == grpc::StatusCode::UNAUTHENTICATED) connection_.PassRefused(pass_);
+    absl::Status result = failed_;
+    if (result.ok()) result = connection_.StatusOf(status_);
+    if (result.ok() && (places_.spans().empty() || page_ < places_.spans().size())) {
+      result = Malformed("pages", page_, places_.spans().size());
+    }
+    reader_.reset();
+    channel_.reset();
+    done_(result);
+    connection_.End(&context_);
+    delete this;
+  }
+
+  Connection& connection_;
+  const v1::ReadTicketRequest request_;
+  PagePlaces places_;
+  const std::function<void(absl::Status)> done_;
+  std::uint64_t pass_ = 0;
+  grpc::ClientContext context_;
+  ChannelPtr channel_;
+  std::unique_ptr<grpc::ClientAsyncReader<v1::TicketPages>> reader_;
+  MemberCompletion<TicketReadStream> start_done_{this, &TicketReadStream::OnStart};
+  MemberCompletion<TicketReadStream> read_done_{this, &TicketReadStream::OnRead};
+  MemberCompletion<TicketReadStream> finish_done_{this, &TicketReadStream::OnFinish};
+  v1::TicketPages pages_;
+  std::size_t page_ = 0, offset_ = 0;  // Where the next byte goes.
+  absl::Status failed_;
+  grpc::Status status_;
+};
+
+}  // namespace
+
+void StartDataTicketRead(DataLink& link, ConnectionPtr connection,
+                         const TicketPagesRequest& request, TicketPageSink& sink,
+                         DataLink::Deadline deadline, std::function<void(absl::Status)> done) {
+  // Deletes itself after `done`.
+  (new DataTicketRead(
+       link, std::move(connection), request, sink, deadline,
+       [done = std::move(done)](const absl::StatusOr<Nothing>& read) { done(read.status()); }))
+      ->Start();
+}
+
+void StartTicketReadStream(Connection& connection, const TicketPagesRequest& request,
+                           TicketPageSink& sink, Connection::Deadline deadline,
+                           std::function<void(absl::Status)> done) {
+  (new TicketReadStream(connection, request, sink, std::move(done)))->Start(deadline);
+}
+
+}  // namespace kvmill

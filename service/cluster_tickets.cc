@@ -1,0 +1,204 @@
+#include "service/cluster_tickets.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/core/check.h"
+
+namespace kvmill {
+namespace {
+
+TicketSecret RandomSecret() {
+  TicketSecret secret{};
+  // Whoever guesses it has the blocks: no other source will do.
+  KVMILL_CHECK(getrandom(secret.data(), secret.size(), 0) == static_cast<ssize_t>(secret.size()));
+  return secret;
+}
+
+}  // namespace
+
+ClusterTickets::ClusterTickets(Loop& loop, TieredStore& store, GrpcPeers& peers, PeerHealth& health,
+                               const Options& options)
+    : loop_(loop),
+      options_(options),
+      mail_(std::make_shared<LoopMail>(loop)),
+      workers_(2, "tickets"),
+      holds_(loop, store, workers_, options.held_bytes_max),
+      table_(loop, holds_, &RandomSecret, options.table),
+      copies_(loop, store, workers_, options.copied_bytes_max),
+      pulls_(loop, peers, copies_, workers_, options.pulls),
+      redeem_(loop, pulls_, copies_, health,
+              static_cast<std::uint64_t>(loop.clock().MonotonicNanos()), options.redeem) {
+  PublishStats();
+}
+
+ClusterTickets::~ClusterTickets() {
+  mail_->Close();
+  loop_.Cancel(stats_timer_);
+}
+
+void ClusterTickets::PublishStats() {
+  constexpr std::int64_t kEveryNanos = 100'000'000;
+  stats_timer_ = loop_.After(kEveryNanos, [this] { PublishStats(); });
+  MutexLock lock(stats_mu_);
+  stats_ = {.made = table_.counts(),
+            .redeemed = redeem_.counts(),
+            .pulled = pulls_.counts(),
+            .tickets = table_.size(),
+            .held_bytes = holds_.bytes(),
+            .redeeming = redeem_.running(),
+            .copy_bytes = copies_.bytes()};
+}
+
+void ClusterTickets::SetMembers(const std::vector<Member>& members) {
+  members_ = members;
+  pulls_.Keep(members);
+}
+
+// --- For engines ---
+
+void ClusterTickets::Create(TicketTable::Request request, std::function<bool()> lives,
+                            std::function<void(absl::StatusOr<std::string>)> done) {
+  mail_->Post([this, request = std::move(request), lives = std::move(lives),
+               done = std::move(done)]() mutable {
+    if (!stopped_.ok()) return done(stopped_);
+    TicketBearer bearer;
+    bearer.producer = options_.pulls.self.id;
+    bearer.incarnation = options_.pulls.self.incarnation;
+    bearer.fingerprint = request.fingerprint;
+    const absl::StatusOr<TicketSecret> secret = table_.Create(std::move(request));
+    if (!secret.ok()) return done(secret.status());
+    bearer.secret = *secret;
+    // It may have ended before there was a ticket to revoke.
+    if (!lives()) {
+      table_.Revoke(*secret).IgnoreError();  // It is there.
+      return done(absl::AbortedError("the session has ended"));
+    }
+    holds_.WhenHeld([done = std::move(done), bearer] { done(Serialize(bearer)); });
+  });
+}
+
+void ClusterTickets::Revoke(const TicketBearer& ticket, std::function<void(absl::Status)> done) {
+  mail_->Post([this, ticket, done = std::move(done)] {
+    if (ticket.incarnation != options_.pulls.self.incarnation) {
+      return done(absl::FailedPreconditionError(
+          absl::StrCat("the ticket was made by another process, of node \"", ticket.producer,
+                       "\": it is revoked there")));
+    }
+    done(table_.Revoke(ticket.secret));
+  });
+}
+
+void ClusterTickets::SessionEnded(const std::string& session) {
+  mail_->Post([this, session] { table_.RevokeAll(session); });
+}
+
+ClusterTickets::RedeemingPtr ClusterTickets::Redeem(const TicketBearer& ticket, std::int64_t nanos,
+                                                    TicketRedeem::Update update,
+                                                    TicketRedeem::Done done) {
+  auto redeeming = std::make_shared<Redeeming>();
+  redeeming->done = std::move(done);
+  const std::int64_t deadline_nanos = loop_.clock().MonotonicNanos() + nanos;
+  mail_->Post([this, redeeming, ticket, deadline_nanos, update = std::move(update)]() mutable {
+    Start(redeeming, ticket, deadline_nanos, std::move(update));
+  });
+  return redeeming;
+}
+
+void ClusterTickets::Start(const RedeemingPtr& redeeming, const TicketBearer& ticket,
+                           std::int64_t deadline_nanos, TicketRedeem::Update update) {
+  if (redeeming->over) return;  // Cancelled.
+  redeeming_[redeeming.get()] = redeeming;
+  if (!stopped_.ok()) return End(redeeming, {stopped_, {}});
+  if (ticket.producer == options_.pulls.self.id) {
+    return End(redeeming,
+               {absl::FailedPreconditionError("the ticket was made by this node: its blocks are "
+                                              "here, and need not be brought"),
+                {}});
+  }
+  const auto producer = std::find_if(members_.begin(), members_.end(), [&](const Member& member) {
+    return member.id == ticket.producer && member.incarnation == ticket.incarnation;
+  });
+  if (producer == members_.end()) {
+    return End(redeeming, {absl::UnavailableError(absl::StrCat(
+                               "node \"", ticket.producer,
+                               "\", which made the ticket, is no member of the cluster, or was "
+                               "restarted since")),
+                           {}});
+  }
+  TicketRedeem::Request request;
+  request.secret = ticket.secret;
+  // What else it says of itself may change.
+  request.producer = {
+      .id = producer->id, .incarnation = producer->incarnation, .address = producer->address};
+  request.fingerprint = ticket.fingerprint;
+  request.deadline_nanos = deadline_nanos;
+  redeeming->caller = redeem_.Start(std::move(request), std::move(update),
+                                    [this, redeeming](const TicketRedeem::Outcome& outcome) {
+                                      redeeming->caller = 0;
+                                      End(redeeming, outcome);
+                                    });
+}
+
+void ClusterTickets::End(const RedeemingPtr& redeeming, const TicketRedeem::Outcome& outcome) {
+  redeeming_.erase(redeeming.get());
+  if (std::exchange(redeeming->over, true)) return;
+  const TicketRedeem::Done done = std::move(redeeming->done);
+  done(outcome);
+}
+
+void ClusterTickets::Cancel(const RedeemingPtr& redeeming) {
+  mail_->Post([this, redeeming] {
+    if (std::exchange(redeeming->over, true)) return;
+    redeeming_.erase(redeeming.get());
+    redeeming->done = nullptr;
+    if (redeeming->caller != 0) redeem_.Cancel(std::exchange(redeeming->caller, 0));
+  });
+}
+
+// --- For consumers ---
+
+void ClusterTickets::Ask(const TicketHolder& holder, std::uint64_t seen, std::int64_t wait_nanos,
+                         std::function<void(absl::StatusOr<TicketNews>)> done) {
+  mail_->Post([this, holder, seen, wait_nanos, done = std::move(done)] {
+    table_.Redeem(holder.secret, holder.consumer, seen, wait_nanos, done);
+  });
+}
+
+void ClusterTickets::Read(const TicketHolder& holder, std::vector<TicketPiece> pieces,
+                          std::function<void(absl::StatusOr<Pages>)> done) {
+  mail_->Post([this, holder, pieces = std::move(pieces), done = std::move(done)] {
+    Pages pages;
+    for (const TicketPiece& piece : pieces) {
+      const absl::StatusOr<TicketHolds::HoldId> hold =
+          table_.Read(holder.secret, holder.consumer, piece.block, piece.layers);
+      if (!hold.ok()) return done(hold.status());
+      const absl::Status read = holds_.Read(*hold, piece.block, piece.layers, &pages);
+      if (!read.ok()) return done(read);
+    }
+    done(std::move(pages));
+  });
+}
+
+void ClusterTickets::Acknowledge(const TicketHolder& holder,
+                                 std::function<void(absl::Status)> done) {
+  mail_->Post([this, holder, done = std::move(done)] {
+    done(table_.Acknowledge(holder.secret, holder.consumer));
+  });
+}
+
+void ClusterTickets::Stop() {
+  mail_->Post([this] {
+    stopped_ = absl::UnavailableError("the daemon stops");
+    while (!redeeming_.empty()) {
+      const RedeemingPtr redeeming = redeeming_.begin()->second;
+      if (redeeming->caller != 0) redeem_.Cancel(std::exchange(redeeming->caller, 0));
+      End(redeeming, {stopped_, {}});
+    }
+  });
+}
+
+}  // namespace kvmill

@@ -1,0 +1,220 @@
+#include "service/ticket_pulls.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/ticket_pages.h"
+#include "service/ticket_codec.h"
+#include "storage/core/log.h"
+
+namespace kvmill {
+
+// One call for pages, and what became of each.
+class TicketPulls::PagePull final : public TicketPageSink {
+ public:
+  PagePull(const std::vector<Piece>& pieces, const StoreTicketCopies& copies) {
+    landed_.resize(pieces.size());
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const StoreTicketCopies::PagesPtr memory = copies.Find(pieces[i].copy);
+      for (std::uint32_t layer = 0; layer < pieces[i].layers.end(); ++layer) {
+        if (pieces[i].layers.Has(layer)) pages_.push_back({i, layer, memory, {}});
+      }
+    }
+  }
+
+  std::size_t page_count() const { return pages_.size(); }
+
+  absl::Span<std::byte> PageMemory(std::size_t page, std::uint32_t page_bytes) override {
+    Page& of = pages_[page];
+    if (of.memory == nullptr) return {};
+    const absl::StatusOr<absl::Span<std::byte>> place = of.memory->Place(of.layer, page_bytes);
+    if (place.ok()) of.place = *place;
+    // No page has so many bytes; else there is no room for it.
+    if (absl::IsInvalidArgument(place.status())) landed_[of.piece].damaged = true;
+    return of.place;
+  }
+
+  // On a worker: all of them came, or the call failed.
+  void Finish(const absl::Status& status) {
+    status_ = status;
+    for (Page& page : pages_) {
+      if (!status.ok() || page.place.empty()) continue;
+      const absl::Status checked = page.memory->Check(page.layer);
+      if (checked.ok()) {
+        landed_[page.piece].layers.Add(page.layer);
+        bytes_ += page.place.size();
+      } else {
+        landed_[page.piece].damaged = true;
+        if (damaged_++ == 0) why_ = std::string(checked.message());
+      }
+    }
+    pages_.clear();
+  }
+
+  const absl::Status& status() const { return status_; }
+  const std::vector<Landed>& landed() const { return landed_; }
+  std::uint64_t bytes() const { return bytes_; }
+  std::uint64_t damaged() const { return damaged_; }
+  const std::string& why() const { return why_; }  // Of the first damaged one.
+
+ private:
+  struct Page {
+    std::size_t piece;
+    std::uint32_t layer;
+    StoreTicketCopies::PagesPtr memory;  // Null: there is no such copy any more.
+    absl::Span<std::byte> place;
+  };
+  std::vector<Page> pages_;
+  absl::Status status_;
+  std::vector<Landed> landed_;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t damaged_ = 0;
+  std::string why_;
+};
+
+TicketPulls::TicketPulls(Loop& loop, GrpcPeers& peers, StoreTicketCopies& copies,
+                         WorkerPool& workers, const Options& options)
+    : loop_(loop),
+      peers_(peers),
+      copies_(copies),
+      workers_(workers),
+      options_(options),
+      mail_(std::make_shared<LoopMail>(loop)),
+      closer_(1, "ticket-close") {}
+
+TicketPulls::~TicketPulls() {
+  mail_->Close();
+  if (idle_timer_ != 0) loop_.Cancel(idle_timer_);
+  while (!links_.empty()) Drop(links_.begin()->first);
+}
+
+TicketPeers::CallId TicketPulls::Redeem(const Member& producer, const TicketSecret& secret,
+                                        std::uint64_t seen, std::int64_t wait_nanos,
+                                        std::int64_t deadline_nanos, Done<TicketNews> done) {
+  return 2 * peers_.AskTicket(producer, secret, seen, wait_nanos, deadline_nanos, std::move(done));
+}
+
+TicketPeers::CallId TicketPulls::Acknowledge(const Member& producer, const TicketSecret& secret,
+                                             std::int64_t deadline_nanos,
+                                             std::function<void(absl::Status)> done) {
+  return 2 * peers_.AcknowledgeTicket(producer, secret, deadline_nanos, std::move(done));
+}
+
+TicketPeers::CallId TicketPulls::Pull(const Member& producer, const TicketSecret& secret,
+                                      std::vector<Piece> pieces, std::int64_t deadline_nanos,
+                                      Done<std::vector<Landed>> done) {
+  const CallId id = 2 * next_++ + 1;
+  pulls_[id] = std::move(done);
+  const auto pull = std::make_shared<PagePull>(pieces, copies_);  // Of the call, then of its end.
+  const absl::StatusOr<LinkPtr> link = LinkOf(producer);
+  if (!link.ok()) {
+    pull->Finish(link.status());
+    mail_->Post([this, id, producer, pull] { Ended(id, nullptr, producer, pull); });
+    return id;
+  }
+  ++(*link)->pulls;
+  TicketPagesRequest request;
+  request.page_count = pull->page_count();
+  request.request.set_incarnation(producer.incarnation);
+  ToProto(secret, options_.self, request.request.mutable_holder());
+  for (const Piece& piece : pieces) AddPiece(piece.block, piece.layers, &request.request);
+  CallOptions call;
+  call.timeout = absl::Nanoseconds(
+      std::max<std::int64_t>(1'000'000, deadline_nanos - loop_.clock().MonotonicNanos()));
+  (*link)->client->ReadTicketPagesAsync(
+      request, *pull, call,
+      [this, &workers = workers_, mail = mail_, id, pull, producer,
+       link = *link](const absl::Status& status) {
+        workers.Post([this, mail, id, pull, producer, link, status] {
+          pull->Finish(status);
+          mail->Post([this, id, pull, producer, link] { Ended(id, link, producer, pull); });
+        });
+      });
+  return id;
+}
+
+void TicketPulls::Ended(CallId id, const LinkPtr& link, const Member& producer,
+                        const std::shared_ptr<PagePull>& pull) {
+  if (link != nullptr) {
+    --link->pulls;
+    link->used_nanos = loop_.clock().MonotonicNanos();
+  }
+  for (const Landed& landed : pull->landed()) counts_.pages += landed.layers.count();
+  counts_.bytes += pull->bytes();
+  counts_.damaged_pages += pull->damaged();
+  if (pull->damaged() > 0) {
+    LogWarning(absl::StrCat("cluster: node \"", producer.id, "\" at ", producer.address, " sent ",
+                            pull->damaged(),
+                            " damaged pages of a ticket; they were dropped: ", pull->why()));
+  }
+  auto node = pulls_.extract(id);
+  if (node.empty()) return;  // Cancelled.
+  const absl::Status& status = pull->status();
+  if (status.ok()) return node.mapped()(pull->landed());
+  // Another process is there; or the client was closed as the member left.
+  const bool gone = absl::IsAborted(status) || absl::IsCancelled(status);
+  node.mapped()(gone ? absl::UnavailableError(status.message()) : status);
+}
+
+void TicketPulls::Cancel(CallId call) {
+  if (call % 2 == 0) return peers_.Cancel(call / 2);
+  pulls_.erase(call);
+}
+
+absl::StatusOr<TicketPulls::LinkPtr> TicketPulls::LinkOf(const Member& member) {
+  const LinkId id = IdOf(member);
+  const auto found = links_.find(id);
+  if (found != links_.end()) return found->second;
+  if (links_.size() >= kClientsMax) {
+    const auto idle = std::find_if(links_.begin(), links_.end(),
+                                   [](const auto& link) { return link.second->pulls == 0; });
+    if (idle == links_.end()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("tickets of ", kClientsMax, " producers are being pulled: no more"));
+    }
+    Drop(idle->first);
+  }
+  Client::Options options;
+  options.address = member.address;
+  options.path = options_.path;
+  options.data_plane_plaintext = options_.data_plane_plaintext;
+  options.encode_threads = 1;
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(options);
+  if (!client.ok()) return absl::UnavailableError(client.status().message());
+  auto link = std::make_shared<Link>();
+  link->client = *std::move(client);
+  link->used_nanos = loop_.clock().MonotonicNanos();
+  links_[id] = link;
+  if (idle_timer_ == 0) idle_timer_ = loop_.After(kIdleNanos / 2, [this] { DropIdle(); });
+  return link;
+}
+
+// Its end waits for calls, which it cancels and which are told here.
+void TicketPulls::Drop(const LinkId& id) {
+  const LinkPtr link = links_.extract(id).mapped();
+  closer_.Post([client = std::exchange(link->client, nullptr)]() mutable { client.reset(); });
+}
+
+void TicketPulls::DropIdle() {
+  const std::int64_t oldest = loop_.clock().MonotonicNanos() - kIdleNanos;
+  std::vector<LinkId> idle;
+  for (const auto& [id, link] : links_) {
+    if (link->pulls == 0 && link->used_nanos <= oldest) idle.push_back(id);
+  }
+  for (const LinkId& id : idle) Drop(id);
+  idle_timer_ = links_.empty() ? 0 : loop_.After(kIdleNanos / 2, [this] { DropIdle(); });
+}
+
+void TicketPulls::Keep(const std::vector<Member>& members) {
+  std::vector<LinkId> gone;
+  for (const auto& [id, link] : links_) {
+    if (std::none_of(members.begin(), members.end(),
+                     [&id = id](const Member& member) { return IdOf(member) == id; })) {
+      gone.push_back(id);
+    }
+  }
+  for (const LinkId& id : gone) Drop(id);
+}
+
+}  // namespace kvmill
