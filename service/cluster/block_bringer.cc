@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "service/cluster/anchor.h"
 
@@ -23,6 +24,18 @@ BlockBringer::~BlockBringer() {
   for (auto& [id, flight] : flights_) {
     lookup_.Cancel(flight.lookup);
     fetch_.Cancel(flight.fetch);
+  }
+}
+
+void BlockBringer::EndAll() {
+  on_the_way_.clear();
+  for (const auto& [id, flight] : std::exchange(flights_, {})) {
+    lookup_.Cancel(flight.lookup);
+    fetch_.Cancel(flight.fetch);
+  }
+  for (const auto& [id, op] : std::exchange(ops_, {})) {
+    loop_.Cancel(op.timer);
+    op.progress(op.request.keys.size());
   }
 }
 
@@ -158,18 +171,26 @@ void BlockBringer::Look(FlightId id) {
       std::min(flight.deadline_nanos, loop_.clock().MonotonicNanos() + options_.lookup_nanos);
   flight.lookup =
       lookup_.Start(std::move(request), [this, id](std::vector<RemoteLookup::Run> runs) {
-        flights_.at(id).lookup = 0;
-        Pull(id, std::move(runs[0].sources));
+        Flight& found = flights_.at(id);
+        found.lookup = 0;
+        if (found.fetch == 0) return Pull(id, std::move(runs[0].sources));
+        KeepNew(&found, &runs[0].sources);
+        fetch_.AddSources(found.fetch, runs[0].sources);
       });
+}
+
+// Of the sources those that were not asked yet, which are from now on.
+void BlockBringer::KeepNew(Flight* flight, std::vector<RemoteLookup::Source>* sources) {
+  std::erase_if(*sources, [flight](RemoteLookup::Source& source) {
+    source.blocks &= flight->missing;
+    return source.self || source.blocks == 0 ||
+           !flight->asked.emplace(source.member.id, source.member.incarnation).second;
+  });
 }
 
 void BlockBringer::Pull(FlightId id, std::vector<RemoteLookup::Source> sources) {
   Flight& flight = flights_.at(id);
-  std::erase_if(sources, [&](RemoteLookup::Source& source) {
-    source.blocks &= flight.missing;
-    return source.self || source.blocks == 0 ||
-           !flight.asked.emplace(source.member.id, source.member.incarnation).second;
-  });
+  KeepNew(&flight, &sources);
   if (sources.empty()) return Land(id);
   RemoteFetch::Request request;
   request.fingerprint = flight.fingerprint;
@@ -182,6 +203,9 @@ void BlockBringer::Pull(FlightId id, std::vector<RemoteLookup::Source> sources) 
   request.call_nanos =
       options_.pull_nanos + static_cast<std::int64_t>(bytes * options_.nanos_per_byte);
   request.deadline_nanos = flight.deadline_nanos;
+  request.stalled = [this, id] {
+    if (!flights_.at(id).looked_up) Look(id);
+  };
   flight.fetch = fetch_.Start(std::move(request), [this, id](std::uint32_t have) {
     Flight& landed = flights_.at(id);
     landed.fetch = 0;
@@ -191,6 +215,7 @@ void BlockBringer::Pull(FlightId id, std::vector<RemoteLookup::Source> sources) 
         sources_.Forget(landed.fingerprint, landed.query.keys[i]);
       }
     }
+    if (landed.missing != 0 && landed.lookup != 0) return;  // Which goes on with it.
     const bool in_time = loop_.clock().MonotonicNanos() < landed.deadline_nanos;
     if (landed.missing != 0 && !landed.looked_up && in_time) return Look(id);
     Land(id);
@@ -200,6 +225,7 @@ void BlockBringer::Pull(FlightId id, std::vector<RemoteLookup::Source> sources) 
 void BlockBringer::Land(FlightId id) {
   const auto node = flights_.extract(id);
   const Flight& flight = node.mapped();
+  lookup_.Cancel(flight.lookup);
   for (const BlockKey& key : flight.query.keys) {
     const auto found = on_the_way_.find(AnchorHash(flight.fingerprint, key));
     if (found != on_the_way_.end() && found->second == id) on_the_way_.erase(found);

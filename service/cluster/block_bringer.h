@@ -2,9 +2,10 @@
 // fetch can go on with the first ones while the others are under way.
 //
 // Where a block is, a lookup has said lately (SourceTable), or one is made; when the block is not
-// there any more, a lookup is made after all, and nobody is asked twice. Blocks that are on their
-// way already are waited for, not asked for again: the ranks of one engine fetch the same ones at
-// the same time. What does not come by the deadline is a miss. Lives on the loop.
+// there any more, or whoever has it is silent, a lookup is made after all, and nobody is asked
+// twice. Blocks that are on their way already are waited for, not asked for again: the ranks of one
+// engine fetch the same ones at the same time. What does not come by the deadline is a miss. Lives
+// on the loop.
 #ifndef KVMILL_SERVICE_CLUSTER_BLOCK_BRINGER_H_
 #define KVMILL_SERVICE_CLUSTER_BLOCK_BRINGER_H_
 
@@ -61,6 +62,8 @@ class BlockBringer {
   // `progress` runs on the loop, not within this call, with rising numbers; the last one is
   // keys.size(), and comes at the deadline at the latest.
   void Start(Request request, Progress progress);
+  // All that runs ends now: what has not come will not.
+  void EndAll();
 
   std::size_t running() const { return ops_.size(); }
   std::size_t flights() const { return flights_.size(); }
@@ -110,6 +113,7 @@ class BlockBringer {
 
   void Begin(FlightId id);
   void Look(FlightId id);
+  static void KeepNew(Flight* flight, std::vector<RemoteLookup::Source>* sources);
   void Pull(FlightId id, std::vector<RemoteLookup::Source> sources);
   void Land(FlightId id);
   std::vector<RemoteLookup::Source> Remembered(const Flight& flight) const;

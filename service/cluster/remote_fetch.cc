@@ -29,7 +29,7 @@ RemoteFetch::OpId RemoteFetch::Start(Request request, std::function<void(std::ui
 void RemoteFetch::Pull(OpId id, Op* op) {
   const std::vector<RemoteLookup::Source>& sources = op->request.sources;
   std::uint32_t open = op->have;
-  for (const auto& [source, call] : op->calls) open |= call.asked;
+  for (const auto& [source, call] : op->calls) open |= call.silent ? 0 : call.asked;
   const std::int64_t now = loop_.clock().MonotonicNanos();
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (op->calls.contains(i)) continue;
@@ -55,13 +55,90 @@ void RemoteFetch::Pull(OpId id, Op* op) {
                     [this, id, i](const absl::StatusOr<std::vector<absl::Status>>& statuses) {
                       Answered(id, i, statuses);
                     });
+    CheckLater(id, i);
+  }
+}
+
+void RemoteFetch::CheckLater(OpId id, std::size_t source) {
+  Op::Call& call = ops_.at(id).calls.at(source);
+  call.check = loop_.After(call.wait, [this, id, source] { Check(id, source); });
+}
+
+void RemoteFetch::Check(OpId id, std::size_t source) {
+  Op& op = ops_.at(id);
+  Op::Call& call = op.calls.at(source);
+  call.check = 0;
+  const Member& member = op.request.sources[source].member;
+  const auto first = static_cast<std::size_t>(std::countr_zero(call.asked));
+  RunQuery query{.anchor = op.request.anchor, .first = 0, .keys = {op.request.keys[first]}};
+  if (!query.anchor.empty()) query.first = static_cast<std::uint8_t>(op.request.first + first);
+  const std::int64_t patience = std::max(kFirstCheckNanos, 2 * health_.HedgeNanos(member));
+  call.question = peers_.Locate(
+      member, op.request.fingerprint, {std::move(query)}, loop_.clock().MonotonicNanos() + patience,
+      [this, id, source](const absl::StatusOr<std::vector<RunAnswer>>& answer) {
+        Checked(id, source, answer.ok());
+      });
+}
+
+void RemoteFetch::Checked(OpId id, std::size_t source, bool answered) {
+  Op& op = ops_.at(id);
+  Op::Call& call = op.calls.at(source);
+  call.question = 0;
+  if (answered) {
+    call.wait = std::min(2 * call.wait, kLastCheckNanos);
+    return CheckLater(id, source);
+  }
+  call.silent = true;
+  Pull(id, &op);
+  std::uint32_t open = op.have;
+  for (const auto& [other, running] : op.calls) open |= running.silent ? 0 : running.asked;
+  if ((op.calls.at(source).asked & ~open) != 0 && op.request.stalled != nullptr) {
+    std::exchange(op.request.stalled, nullptr)();
+  }
+}
+
+void RemoteFetch::AddSources(OpId id, const std::vector<RemoteLookup::Source>& sources) {
+  const auto found = ops_.find(id);
+  if (found == ops_.end()) return;
+  Op& op = found->second;
+  for (const RemoteLookup::Source& source : sources) {
+    const bool known = std::any_of(op.request.sources.begin(), op.request.sources.end(),
+                                   [&source](const auto& other) {
+                                     return other.member.id == source.member.id &&
+                                            other.member.incarnation == source.member.incarnation;
+                                   });
+    if (known || source.self) continue;
+    op.request.sources.push_back(source);
+    op.left.push_back(source.blocks);
+  }
+  Pull(id, &op);
+}
+
+void RemoteFetch::EndCall(const Op::Call& call) {
+  loop_.Cancel(call.check);
+  if (call.question != 0) peers_.Cancel(call.question);
+}
+
+// Silent sources whose blocks have come from others.
+void RemoteFetch::DropOvertaken(Op* op) {
+  for (auto it = op->calls.begin(); it != op->calls.end();) {
+    const Op::Call& call = it->second;
+    if (!call.silent || (call.asked & ~op->have) != 0) {
+      ++it;
+      continue;
+    }
+    health_.Failed(op->request.sources[it->first].member, PeerHealth::Fault::kFailed);
+    peers_.Cancel(call.id);
+    it = op->calls.erase(it);
   }
 }
 
 void RemoteFetch::Answered(OpId id, std::size_t source,
                            const absl::StatusOr<std::vector<absl::Status>>& statuses) {
   Op& op = ops_.at(id);
-  const std::uint32_t asked = op.calls.extract(source).mapped().asked;
+  const Op::Call call = op.calls.extract(source).mapped();
+  EndCall(call);
+  const std::uint32_t asked = call.asked;
   const Member& member = op.request.sources[source].member;
   const bool in_time = loop_.clock().MonotonicNanos() < op.request.deadline_nanos;
   if (!statuses.ok()) {
@@ -85,13 +162,17 @@ void RemoteFetch::Answered(OpId id, std::size_t source,
       health_.Succeeded(member);
     }
   }
+  DropOvertaken(&op);
   Pull(id, &op);
   if (op.calls.empty()) Complete(id);
 }
 
 void RemoteFetch::End(Op* op) {
   loop_.Cancel(op->timer);
-  for (const auto& [source, call] : op->calls) peers_.Cancel(call.id);
+  for (const auto& [source, call] : op->calls) {
+    EndCall(call);
+    peers_.Cancel(call.id);
+  }
 }
 
 void RemoteFetch::Complete(OpId id) {

@@ -2,7 +2,11 @@
 // whose bytes are wrong, is tried elsewhere, and in the end it is a miss.
 //
 // Every block is asked of the first source that is left, one call a source at a time. A source is
-// asked for a block once, and for nothing any more when a call to it failed. Lives on the loop.
+// asked for a block once, and for nothing any more when a call to it failed.
+//
+// How long a pull takes depends on its bytes, so a source that has stopped is known by something
+// else: while a pull is out it is asked a small question now and then, and when it does not answer
+// that, others are asked for the blocks, too. Whoever sends them first has won. Lives on the loop.
 #ifndef KVMILL_SERVICE_CLUSTER_REMOTE_FETCH_H_
 #define KVMILL_SERVICE_CLUSTER_REMOTE_FETCH_H_
 
@@ -23,6 +27,9 @@ namespace kvmill {
 class RemoteFetch {
  public:
   using OpId = std::uint64_t;  // Never 0, never used again.
+  // When a source is asked first whether it is there still; then after twice as long, and so on.
+  static constexpr std::int64_t kFirstCheckNanos = 50'000'000;
+  static constexpr std::int64_t kLastCheckNanos = 1'000'000'000;
 
   struct Request {
     Fingerprint fingerprint{};
@@ -32,6 +39,9 @@ class RemoteFetch {
     std::vector<RemoteLookup::Source> sources;  // Best first; those that are this node are passed.
     std::int64_t call_nanos = 2'000'000'000;    // Of one source.
     std::int64_t deadline_nanos = 0;
+    // A source is silent, and no other one is left for its blocks: AddSources may help. May be
+    // null; runs on the loop, not within Start.
+    std::function<void()> stalled;
   };
 
   RemoteFetch(Loop& loop, Peers& peers, PeerHealth& health)
@@ -44,6 +54,8 @@ class RemoteFetch {
   // of the keys that are in the local store now, verified. The others are misses.
   OpId Start(Request request, std::function<void(std::uint32_t)> done);
   void Cancel(OpId op);
+  // Goes on with these, too; those that it had are passed. Nothing when it has ended.
+  void AddSources(OpId op, const std::vector<RemoteLookup::Source>& sources);
 
   std::size_t running() const { return ops_.size(); }
 
@@ -55,6 +67,10 @@ class RemoteFetch {
     struct Call {
       Peers::CallId id = 0;
       std::uint32_t asked = 0;
+      bool silent = false;  // It did not answer a question.
+      std::int64_t wait = kFirstCheckNanos;
+      Loop::TimerId check = 0;
+      Peers::CallId question = 0;
     };
     std::map<std::size_t, Call> calls;  // By source.
     Loop::TimerId timer = 0;
@@ -64,6 +80,11 @@ class RemoteFetch {
   void Pull(OpId id, Op* op);
   void Answered(OpId id, std::size_t source,
                 const absl::StatusOr<std::vector<absl::Status>>& statuses);
+  void CheckLater(OpId id, std::size_t source);
+  void Check(OpId id, std::size_t source);
+  void Checked(OpId id, std::size_t source, bool answered);
+  void EndCall(const Op::Call& call);
+  void DropOvertaken(Op* op);
   void Complete(OpId id);
   void End(Op* op);
 

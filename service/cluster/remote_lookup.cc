@@ -23,6 +23,7 @@ RemoteLookup::OpId RemoteLookup::Start(Request request,
   Op& op = ops_[id];
   op.id = id;
   op.fingerprint = request.fingerprint;
+  op.everybody = request.everybody;
   op.view = view_;
   op.done = std::move(done);
   op.runs.reserve(request.runs.size());
@@ -71,7 +72,7 @@ void RemoteLookup::Advance(Op* op, const std::vector<std::size_t>& runs, bool he
   std::map<MemberIndex, std::vector<std::size_t>> asks;
   for (const std::size_t i : runs) {
     OpRun& run = op->runs[i];
-    if (run.found.covered == AllOf(run.query)) continue;
+    if (Settled(*op, run)) continue;
     while (run.next < run.candidates.size()) {
       const MemberIndex peer = run.candidates[run.next++];
       if (asks.contains(peer) || health_.Admit(op->view->members()[peer])) {
@@ -173,10 +174,14 @@ void RemoteLookup::Take(const Op& op, OpRun* run, const Member& from, bool self,
   }
 }
 
+// Whether there is a reason to ask nobody else.
+bool RemoteLookup::Settled(const Op& op, const OpRun& run) {
+  return !op.everybody && run.found.covered == AllOf(run.query);
+}
+
 bool RemoteLookup::Finished(const Op& op) const {
-  return std::all_of(op.runs.begin(), op.runs.end(), [](const OpRun& run) {
-    return run.found.covered == AllOf(run.query) || run.open == 0;
-  });
+  return std::all_of(op.runs.begin(), op.runs.end(),
+                     [&op](const OpRun& run) { return Settled(op, run) || run.open == 0; });
 }
 
 void RemoteLookup::End(Op* op) {
@@ -206,6 +211,14 @@ void RemoteLookup::Complete(OpId id) {
     found.push_back(std::move(run.found));
   }
   op.done(std::move(found));
+}
+
+void RemoteLookup::CompleteAll() {
+  std::vector<OpId> running;
+  for (const auto& [id, op] : ops_) running.push_back(id);
+  for (const OpId id : running) {
+    if (ops_.contains(id)) Complete(id);
+  }
 }
 
 void RemoteLookup::Cancel(OpId id) {

@@ -47,6 +47,8 @@ class RemoteLookup {
     Fingerprint fingerprint{};
     std::vector<RunQuery> runs;
     std::string hint;  // Member::id; empty, or nobody in the view: none.
+    // Asks all whom it may, although all blocks have a source.
+    bool everybody = false;
     std::int64_t deadline_nanos = 0;
   };
 
@@ -76,6 +78,8 @@ class RemoteLookup {
   OpId Start(Request request, std::function<void(std::vector<Run>)> done);
   // `done` does not run. Nothing when it has.
   void Cancel(OpId op);
+  // All that run end now, with what is known.
+  void CompleteAll();
 
   std::size_t running() const { return ops_.size(); }
   std::size_t calls() const { return calls_.size(); }  // That are out.
@@ -105,6 +109,7 @@ class RemoteLookup {
   struct Op {
     OpId id = 0;
     Fingerprint fingerprint{};
+    bool everybody = false;
     std::shared_ptr<const ClusterView> view;
     std::vector<OpRun> runs;
     Loop::TimerId timer = 0;
@@ -119,6 +124,7 @@ class RemoteLookup {
   void Hedge(CallNumber number);
   void Answered(CallNumber number, const absl::StatusOr<std::vector<RunAnswer>>& answers);
   void Take(const Op& op, OpRun* run, const Member& from, bool self, const RunAnswer& answer);
+  static bool Settled(const Op& op, const OpRun& run);
   bool Finished(const Op& op) const;
   void Complete(OpId id);
   void End(Op* op);

@@ -200,6 +200,36 @@ TEST_F(BlockBringerTest, WhoIsStoppedIsGivenUpLongBeforeTheDeadline) {
   EXPECT_LT(told->at, 3 * kSimSecond);
 }
 
+TEST_F(BlockBringerTest, WhileASourceIsSilentOthersAreLookedFor) {
+  const std::vector<BlockKey> keys = Keys(4);
+  const std::string home = HomeOf(keys[0], 0);
+  std::size_t stopped = 0;
+  while (Node(stopped).id == home) ++stopped;
+  sources_.Remember({}, Queries(keys)[0], {{.member = Node(stopped), .told = true, .blocks = 0xf}});
+  peers_.scripts[Node(stopped).id].silent = true;
+  GiveHome(keys);
+  const auto told = Bring(keys);
+  Run(kTimeout);
+  EXPECT_THAT(told->settled, ElementsAre(4));
+  EXPECT_LT(told->at, 400 * kSimMs);
+  EXPECT_EQ(peers_.asked.back(), home + " for 4");
+  ExpectNothingLeft();
+}
+
+TEST_F(BlockBringerTest, AllEndsAtOnceWhenNobodyIsToWait) {
+  const std::vector<BlockKey> keys = Keys(64);
+  sources_.Remember({}, Queries(keys)[0], {{.member = Node(7), .told = true, .blocks = ~0u}});
+  for (std::size_t i = 0; i < 10; ++i) peers_.scripts[Node(i).id].silent = true;
+  const auto first = Bring(keys), second = Bring(Part(keys, 0, 4));
+  Run(10 * kSimMs);
+  EXPECT_EQ(bringer_.running(), 2u);
+  bringer_.EndAll();
+  EXPECT_THAT(first->settled, ElementsAre(64));
+  EXPECT_THAT(second->settled, ElementsAre(4));
+  Run(kSimSecond);
+  ExpectNothingLeft();
+}
+
 TEST_F(BlockBringerTest, WhoWantsNoMoreGetsNoMore) {
   const std::vector<BlockKey> keys = Keys(32 * 8);
   GiveHome(keys);

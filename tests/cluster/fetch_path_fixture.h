@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -53,6 +54,7 @@ class ScriptedPeers : public Peers {
  public:
   struct Script {
     std::int64_t delay = kSimMs;
+    std::int64_t pull_delay = kSimMs;  // Of Pull.
     bool silent = false;
     std::set<std::string> has;                            // Keys.
     std::map<std::uint64_t, std::vector<Pointer>> knows;  // By anchor hash.
@@ -92,8 +94,10 @@ class ScriptedPeers : public Peers {
                          : script.has.contains(name)   ? absl::OkStatus()
                                                        : absl::NotFoundError(""));
     }
+    Script timing = script;
+    timing.delay = std::max(script.delay, script.pull_delay);
     return Answer(
-        script, deadline, [done, statuses] { done(statuses); },
+        timing, deadline, [done, statuses] { done(statuses); },
         [done](const absl::Status& status) { done(status); });
   }
   CallId Announce(const Member& member, std::vector<Announcement> announcements,

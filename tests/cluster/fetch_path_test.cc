@@ -101,6 +101,45 @@ TEST_F(FetchPathTest, ASilentHomeIsOvertakenThenLeftAlone) {
   EXPECT_THAT(peers_.asked, ElementsAre(second));
 }
 
+TEST_F(FetchPathTest, EverybodyIsAskedWhenPeopleWantToKnow) {
+  SetView(10);
+  const std::vector<BlockKey> keys = Keys(3);
+  const std::string home = HomeOf(keys[0], 0), next = HomeOf(keys[0], 1);
+  std::size_t other = 0;
+  while (Node(other).id == home || Node(other).id == next) ++other;
+  local_.present = 0x7;
+  Give(next, keys);
+  peers_.scripts[home].knows[AnchorHash(Fingerprint{}, keys[0])] = {
+      {Node(other).id, "first life", 3}};
+  std::vector<RemoteLookup::Source> sources;
+  lookup_.Start({.runs = Queries(keys),
+                 .everybody = true,
+                 .deadline_nanos = loop_.clock().MonotonicNanos() + kSimSecond},
+                [&](std::vector<RemoteLookup::Run> found) { sources = found[0].sources; });
+  Run(100 * kSimMs);
+  ASSERT_THAT(sources, SizeIs(3));
+  EXPECT_TRUE(sources[0].self && sources[0].told);
+  EXPECT_EQ(sources[1].member.id, next);
+  EXPECT_TRUE(sources[1].told);
+  EXPECT_EQ(sources[2].member.id, Node(other).id);
+  EXPECT_FALSE(sources[2].told);
+}
+
+TEST_F(FetchPathTest, LookupsEndAtOnceWhenNobodyIsToWait) {
+  SetView(10);
+  const std::vector<BlockKey> keys = Keys(3);
+  for (std::size_t i = 0; i < 10; ++i) peers_.scripts[Node(i).id].silent = true;
+  local_.present = 0x1;
+  Look(keys);
+  Run(10 * kSimMs);
+  EXPECT_FALSE(found_.has_value());
+  lookup_.CompleteAll();
+  ASSERT_TRUE(found_.has_value());
+  EXPECT_EQ((*found_)[0].covered, 0x1u);
+  Run(kSimSecond);
+  EXPECT_EQ(lookup_.running() + lookup_.calls(), 0u);
+}
+
 TEST_F(FetchPathTest, AnswersThatCannotBeAreNotBelieved) {
   SetView(10);
   const std::vector<BlockKey> keys = Keys(3);
@@ -165,6 +204,51 @@ TEST_F(FetchPathTest, BlocksOfASourceThatFailsAreAskedOfTheOthers) {
   EXPECT_EQ(Fetch(keys, {}), 0u);
   peers_.scripts["node-2"].answers_too_many = 1;
   EXPECT_EQ(Fetch(keys, {{2, 0xf}}), 0u);
+}
+
+TEST_F(FetchPathTest, ASilentSourceIsOvertaken) {
+  const std::vector<BlockKey> keys = Keys(4);
+  Give("node-1", keys);
+  Give("node-2", keys);
+  peers_.scripts["node-1"].silent = true;
+  std::optional<std::int64_t> at;
+  std::uint32_t have = 0;
+  const auto fetch = [&](std::vector<std::size_t> nodes) {
+    RemoteFetch::Request request{
+        .keys = keys,
+        .call_nanos = 2 * kSimSecond,
+        .deadline_nanos = loop_.clock().MonotonicNanos() + 10 * kSimSecond};
+    for (const std::size_t node : nodes) {
+      request.sources.push_back({.member = Node(node), .blocks = 0xf});
+    }
+    at.reset();
+    fetch_.Start(std::move(request), [&, now = events_.now()](std::uint32_t bits) {
+      at = events_.now() - now;
+      have = bits;
+    });
+    Run(10 * kSimSecond);
+    EXPECT_TRUE(at.has_value());
+    EXPECT_EQ(fetch_.running(), 0u);
+    EXPECT_EQ(peers_.open, 0);
+    return at.value_or(0);
+  };
+  EXPECT_LT(fetch({1, 2}), 300 * kSimMs);
+  EXPECT_EQ(have, 0xfu);
+  EXPECT_THAT(peers_.asked, ElementsAre("node-1 for 4", "node-1", "node-2 for 4"));
+
+  // One that takes long and answers is waited for, and nobody sends the bytes twice.
+  peers_.asked.clear();
+  peers_.scripts["node-3"].pull_delay = kSimSecond;
+  Give("node-3", keys);
+  EXPECT_GE(fetch({3, 2}), kSimSecond);
+  EXPECT_EQ(have, 0xfu);
+  EXPECT_EQ(std::count(peers_.asked.begin(), peers_.asked.end(), "node-2 for 4"), 0);
+  const auto questions = std::count(peers_.asked.begin(), peers_.asked.end(), "node-3");
+  EXPECT_GE(questions, 2);
+  EXPECT_LE(questions, 6);
+  // Nobody else has it: the silent one has its time.
+  EXPECT_GE(fetch({1}), 2 * kSimSecond);
+  EXPECT_EQ(have, 0u);
 }
 
 TEST_F(FetchPathTest, PausesDoubleAndAreForgotten) {
