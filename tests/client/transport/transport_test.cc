@@ -54,7 +54,7 @@ TEST_P(TransportTest, SpansOnBothSidesAreIndependent) {
     auto result = std::make_shared<CallResult>();
     Call call;
     call.payload = cut(absl::MakeConstSpan(data));
-    call.timeout_nanos = 10 * kSecond;
+    call.timeout_nanos = 40 * kSecond;
     call.place = [&](const ResponseHead& head, DestinationSpans* spans) {
       EXPECT_EQ(head.payload_bytes, bytes);
       *spans = cut(absl::MakeSpan(out));
@@ -88,7 +88,7 @@ TEST_P(TransportTest, ShortSpansAreGatheredIntoSegmentsThatThePeerTakes) {
       auto result = std::make_shared<CallResult>();
       Call call;
       call.payload = payload;
-      call.timeout_nanos = 10 * kSecond;
+      call.timeout_nanos = 40 * kSecond;
       call.place = [&](const ResponseHead& head, DestinationSpans* where) {
         EXPECT_EQ(head.payload_bytes, out.size());
         *where = {absl::MakeSpan(out)};
@@ -206,7 +206,13 @@ TEST_P(TransportTest, RequestBytesAreAWindowToo) {
   const std::vector<std::byte> too_long = RandomData(100'001, 1);
   EXPECT_EQ(pair.Wait(pair.Start(connection, "3", too_long)).code(),
             absl::StatusCode::kInvalidArgument);
+  const auto kept_count = [&] {
+    const MutexLock lock(mu);
+    return kept.size();
+  };
+  ASSERT_TRUE(pair.WaitFor([&] { return kept_count() > 0; }));
   pair.Pass(50 * kMilli);
+  EXPECT_EQ(kept_count(), 1u) << "the second has no room beside it";
   const auto answer = [&](std::size_t index) {
     std::unique_ptr<IncomingCall> call;
     {
@@ -215,17 +221,10 @@ TEST_P(TransportTest, RequestBytesAreAWindowToo) {
     }
     ScriptedHandler::Echo(std::move(call));
   };
-  {
-    const MutexLock lock(mu);
-    EXPECT_EQ(kept.size(), 1u);  // The second has no room beside it.
-  }
   answer(0);
   EXPECT_TRUE(pair.Wait(first).ok());
   EXPECT_TRUE(first->destination == data);
-  ASSERT_TRUE(pair.WaitFor([&] {
-    const MutexLock lock(mu);
-    return kept.size() == 2;
-  }));
+  ASSERT_TRUE(pair.WaitFor([&] { return kept_count() == 2; }));
   answer(1);
   EXPECT_TRUE(pair.Wait(second).ok());
 }
@@ -258,7 +257,7 @@ TEST_P(TransportTest, ResponsesNeedAPlaceOfTheirSize) {
     auto result = std::make_shared<CallResult>();
     Call call;
     call.payload = {data};
-    call.timeout_nanos = 10 * kSecond;
+    call.timeout_nanos = 40 * kSecond;
     if (variant == 1) {
       call.place = [&](const ResponseHead&, DestinationSpans* spans) {
         spans->push_back(absl::MakeSpan(out));
@@ -289,14 +288,21 @@ TEST_P(TransportTest, DeadlinesEndCallsOnBothSides) {
     const MutexLock lock(mu);
     kept = std::move(call);
   });
-  EXPECT_EQ(pair.Wait(pair.Start(connection, "slow", {}, 50 * kMilli)).code(),
-            absl::StatusCode::kDeadlineExceeded);
+  // On a machine that stands still a deadline may come before the call was sent.
+  for (std::int64_t timeout_nanos = 50 * kMilli; pair.server_handler.calls() == 0;
+       timeout_nanos *= 2) {
+    ASSERT_LT(timeout_nanos, 20 * kSecond) << "no call ever arrived";
+    EXPECT_EQ(pair.Wait(pair.Start(connection, "slow", {}, timeout_nanos)).code(),
+              absl::StatusCode::kDeadlineExceeded);
+    pair.WaitFor([&] { return pair.server_handler.calls() > 0; }, kSecond);
+  }
   const auto cancelled = [&] {
     const MutexLock lock(mu);
     return kept != nullptr && kept->cancelled();
   };
   EXPECT_TRUE(pair.WaitFor(cancelled));
-  EXPECT_EQ(pair.server->stats().calls_served, 1u);  // Its place is taken until it is answered.
+  // Its place is taken until it is answered.
+  EXPECT_TRUE(pair.WaitFor([&] { return pair.server->stats().calls_served == 1; }));
   Box<absl::Status> replied;
   kept->Respond({.done = [&](absl::Status status) { replied.Set(status); }});
   ASSERT_TRUE(pair.WaitFor([&] { return replied.has(); }));
