@@ -11,7 +11,8 @@
 //           stores what was not, as an engine does; PAUSE_MS between two,
 //   read    the same and stores nothing.
 // Prints one line of JSON at the end of fill and check, and in the other modes for each line of
-// input, with what happened since the last one. Exit code 70 and a line "WRONG: ..." for wrong
+// input "SEQUENCES HITS", once so much has happened since the last one, or after 40 s, with what
+// did. Exit code 70 and a line "WRONG: ..." for wrong
 // bytes, 1 when it could not begin.
 #include <unistd.h>
 
@@ -40,6 +41,7 @@ namespace {
 constexpr Space kSpace = Space::kTiles;
 constexpr absl::Duration kCallTimeout = absl::Seconds(20);  // More than anybody may wait.
 constexpr absl::Duration kBeginTimeout = absl::Seconds(30);
+constexpr absl::Duration kHappensTimeout = absl::Seconds(40);
 
 // What happened; added up over threads.
 class Tally {
@@ -56,6 +58,10 @@ class Tally {
   void AddTime(const char* call, absl::Duration took) {
     const std::lock_guard<std::mutex> lock(mu_);
     times_[call].push_back(absl::ToDoubleMilliseconds(took));
+  }
+  std::uint64_t Count(const std::string& what) {
+    const std::lock_guard<std::mutex> lock(mu_);
+    return counts_[what];
   }
   // And begins anew.
   std::string TakeLine() {
@@ -251,7 +257,13 @@ void Load(Engine& engine, const Arguments& arguments, Tally& tally) {
       }
     });
   }
-  for (std::string line; std::getline(std::cin, line);) {
+  std::uint64_t sequences = 0, hits = 0;
+  while (std::cin >> sequences >> hits) {
+    const absl::Time end = absl::Now() + kHappensTimeout;
+    while (absl::Now() < end &&
+           (tally.Count("sequences") < sequences || tally.Count("hits") < hits)) {
+      absl::SleepFor(absl::Milliseconds(10));
+    }
     std::cout << tally.TakeLine() << std::endl;
   }
   stop = true;

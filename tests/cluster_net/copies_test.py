@@ -6,7 +6,7 @@ copies_test.py BIN_DIR PROBE_DIR ETCD ETCDCTL [SCENARIO...]
 import sys
 import time
 
-from cluster_net import LEASE, LONG, WHOLE_BLOCKS, Cluster, check, run, until
+from cluster_net import LEASE, LONG, STAND_STILL, WHOLE_BLOCKS, Cluster, check, run, until
 
 SETS = "a,b,c"
 SEQUENCES = 200 if LONG else 60  # Of each set.
@@ -15,7 +15,8 @@ PAIRS = 3 * SEQUENCES * WHOLE_BLOCKS * GROUPS
 RATE = 8 << 20
 # A process that started less than a minute ago copies at a sixteenth of the rate and more.
 RATE_AT_THE_START = RATE / 16
-SLACK = 15
+SLACK = 40
+AVAILABLE = 30  # Who waits for holders to say again what they have waits a minute and more.
 
 
 def pairs_on(cluster, names):
@@ -43,9 +44,9 @@ def loss_of_one_of_three(programs, folder):
         lost_bytes = host_bytes_of(cluster, "b")
         cluster["b"].kill()
         killed = time.monotonic()
-        # Each block has another copy, and the homes of now are asked: within a lease time all of it is there.
+        # Each block has another copy, and the homes of now are asked: about a lease time later all of it is there.
         available = cluster.expect_found("c", "b", SEQUENCES)
-        check(available <= LEASE + 1, f"found {available:.1f} s after the loss")
+        check(available <= AVAILABLE + STAND_STILL.since(killed), f"found {available:.1f} s after the loss")
         cluster.expect_loads_well("ac", "after the loss of b")
         # The two that are left copy what they lack, not faster than they may, and not much slower.
         predicted = LEASE + lost_bytes / RATE_AT_THE_START

@@ -7,21 +7,22 @@ faults_test.py BIN_DIR PROBE_DIR ETCD ETCDCTL [SCENARIO...]
 import sys
 import time
 
-from cluster_net import LEASE, LONG, Cluster, check, run
+from cluster_net import LEASE, LONG, MUST, Cluster, check, run
 
 LOOKUP_MS = 1500  # Over a peer that says nothing: its hedge and what a busy machine adds,
 FETCH_MS = 3500   #   and a pull from it that is given up after 2 s and tried elsewhere.
 SETS = "a,b,c"
-GONE, BACK = LEASE + 3, LEASE + 8
 
 
 def expect_served(cluster, names, what):
     """The engines of these: no errors, no waiting."""
     worst = {}
     for name in names:
-        report = cluster.loads[name].expect_well(what)
+        report = cluster.loads[name].expect_well(what, sequences=30)
+        # The worst of a hundred is bounded by expect_well: the machine may stand still during it.
         for call, limit in (("lookup_ms", LOOKUP_MS), ("fetch_ms", FETCH_MS)):
-            check(report[call]["max"] <= limit, what, f"{call} on {name}: {report[call]}", cluster[name].tail())
+            check(report[call]["p99"] <= limit + report["stood_still_ms"], what, f"{call} on {name}: {report[call]}",
+                  cluster[name].tail())
             worst[call] = max(worst.get(call, 0), report[call]["max"])
     return f"{what}: lookup {worst['lookup_ms']:.0f} ms, fetch {worst['fetch_ms']:.0f} ms at most"
 
@@ -49,15 +50,15 @@ def nodes_fail_under_load(programs, folder):
             time.sleep(LEASE + 2)
             said.append(expect_served(cluster, others, f"{name} stopped"))
             cluster[name].resume()
-            cluster.expect_members("abc", BACK)
+            cluster.expect_members("abc", MUST)
             cluster.forget_loads(others)
             cluster.loads[name].kill()
             cluster[name].kill()
             time.sleep(1)
             said.append(expect_served(cluster, others, f"{name} killed"))
-            cluster.expect_members(others, GONE)
+            cluster.expect_members(others, MUST)
             cluster[name].start()
-            cluster.expect_members("abc", BACK)
+            cluster.expect_members("abc", MUST)
             time.sleep(1)
             said.append(expect_served(cluster, others, f"{name} back"))
             cluster.start_load(name, "load", 80, sets=SETS, pause_ms=20, seed=9)
@@ -82,7 +83,7 @@ def links_fail_under_load(programs, folder):
             time.sleep(8 if LONG else 3)
             said.append(expect_served(cluster, "abc", what))
             net.link(a, b)
-        cluster.expect_members("abc", BACK)
+        cluster.expect_members("abc", MUST)
         for load in cluster.loads.values():
             load.kill()
         cluster["b"].once("fill", "healed", 0, 20)

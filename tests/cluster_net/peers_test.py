@@ -7,9 +7,7 @@ peers_test.py BIN_DIR PROBE_DIR ETCD ETCDCTL [SCENARIO...]
 import sys
 import time
 
-from cluster_net import LEASE, WHOLE_BLOCKS, Cluster, check, run
-
-GONE, BACK = LEASE + 3, LEASE + 8
+from cluster_net import LEASE, MUST, WHOLE_BLOCKS, Cluster, check, run
 
 
 def blocks_travel(programs, folder):
@@ -22,10 +20,10 @@ def blocks_travel(programs, folder):
         kept = cluster["b"].once("check", "a", 0, 20)
         check(kept["hits"] >= WHOLE_BLOCKS * 20 and not kept["errors"], f"b after the death of a: {kept}")
         # The only copies are b's now; the home of some anchors was a.
-        cluster.expect_members("bc", GONE)
+        cluster.expect_members("bc", MUST)
         cluster.expect_found("c", "a", 20)
         cluster["a"].start()
-        cluster.expect_members("abc", BACK)
+        cluster.expect_members("abc", MUST)
         cluster["c"].once("fill", "late", 0, 20)
         cluster.expect_found("ab", "late", 20)
         cluster.expect_no_crash()
@@ -49,12 +47,12 @@ def another_process_answers(programs, folder):
         check(d.ready["listen"] == c.ready["listen"], "another port")
         d.once("fill", "d", 0, 20)
         time.sleep(LEASE + 1)
-        cluster.expect_members("abd", GONE)
+        cluster.expect_members("abd", MUST)
         cluster.expect_loads_well("ab", "d in the place of c", hits=False)
         cluster.expect_found("ab", "d", 20)
         d.kill()
         c.start()
-        cluster.expect_members("abc", GONE + BACK)
+        cluster.expect_members("abc", MUST)
         cluster.expect_found("ab", "c", 20)
         cluster.expect_no_crash()
     finally:
