@@ -53,7 +53,7 @@ class Host:
         os.makedirs(os.path.join(self.folder, "run"), 0o750)
         self.holder = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"],
                                        stderr=subprocess.DEVNULL)
-        own, end = os.readlink("/proc/self/ns/net"), time.monotonic() + 5
+        own, end = os.readlink("/proc/self/ns/net"), time.monotonic() + SECONDS
         while os.readlink(f"/proc/{self.holder.pid}/ns/net") == own:
             if self.holder.poll() is not None or time.monotonic() > end:
                 print("cluster-demo: this machine does not let me make network namespaces (root and iproute2 are needed)", file=sys.stderr)
@@ -119,12 +119,12 @@ class Node(Host):
                           stdout=subprocess.PIPE)
 
 
-def wait_members(nodes, seconds):
+def wait_members(nodes):
     """Until each of them knows just these."""
-    want, end = {node.name: node.ready["boot_id"] for node in nodes}, time.monotonic() + seconds
+    want, end = {node.name: node.ready["boot_id"] for node in nodes}, time.monotonic() + SECONDS
     while not all(node.members() == want for node in nodes):
         if time.monotonic() > end:
-            raise DemoError(f"the nodes do not agree on their members within {seconds} s")
+            raise DemoError(f"the nodes do not agree on their members within {SECONDS} s")
         time.sleep(0.1)
 
 
@@ -197,13 +197,13 @@ def load_and_kill(nodes, start_daemon, kv):
     events["killed"] = time.monotonic() - start
     print(f"{events['killed']:4.0f}  kill -9 of node c")
     watch(LOAD_AFTER)
-    wait_members((a, b), LEASE + 5)
+    wait_members((a, b))
     start_daemon(c)
     events["restarted"] = time.monotonic() - start
     print(f"{events['restarted']:4.0f}  node c is started again, on its disk")
     watch(LOAD_RESTARTED)
     c.wait_ready()
-    wait_members(nodes, LEASE + 5)
+    wait_members(nodes)
     for load in loads.values():
         load.stdin.close()
         load.wait()
@@ -242,12 +242,12 @@ def run(arguments, folder, hosts):
         start_daemon(node)
     for node in nodes:
         node.wait_ready()
-    wait_members(nodes, 20)
+    wait_members(nodes)
     print("members: " + ", ".join(f"{node.name} at {node.ready['listen']}" for node in nodes))
     report = {"hand_over": hand_over(nodes[0], nodes[1], kv)}
     start_daemon(nodes[0])
     nodes[0].wait_ready()
-    wait_members(nodes, LEASE + 10)
+    wait_members(nodes)
     report["load"] = load_and_kill(nodes, start_daemon, kv)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
