@@ -29,7 +29,9 @@ constexpr std::uint32_t kTailTokens = 23;
 constexpr TicketOptions kPatient{.ttl = absl::Minutes(10), .life = absl::Hours(1)};
 constexpr CallOptions kLongCall{.timeout = absl::Minutes(5)};
 
+// The first block of a sequence is kept in 16 bits, as are tails.
 NamespaceSpec Spec(NamespaceSpec spec) {
+  spec.sink_blocks = 1;
   spec.groups[0].layers = {0, 1, 2, 3};
   return spec;
 }
