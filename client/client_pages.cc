@@ -7,6 +7,7 @@
 namespace kvmill {
 void Client::Impl::Unregister(const SessionPtr& session, std::uint64_t registration,
                               Deadline deadline, std::function<void(absl::Status)> done) {
+  pages().Unregistering(registration);
   v1::UnregisterMemoryRequest request;
   request.set_session_id(session->id);
   request.set_registration(registration);

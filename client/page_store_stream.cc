@@ -15,6 +15,11 @@ constexpr std::chrono::milliseconds kConfirmMax{500};
 
 }  // namespace
 
+absl::Status MemoryUnregistered() {
+  return absl::CancelledError(
+      "UnregisterMemory came before the block was stored: register its memory and store it again");
+}
+
 PageStoreStream::PageStoreStream(Connection& connection, ClientSession& session,
                                  const ClientNamespace& ns, RegisteredMemoryPtr memory,
                                  std::uint64_t number, absl::Span<const PageBlock> blocks,
@@ -180,6 +185,11 @@ void PageStoreStream::OnFinish(bool) {
     // The daemon noticed before this client did that it had left the door, where sessions end.
     if (absl::IsUnauthenticated(status)) {
       status = absl::AbortedError("the session ended: register the memory again");
+    }
+    // It heard of the end of the registration before it heard of this store.
+    if (absl::IsNotFound(status) && !begun_ && memory_->unregistering.load()) {
+      status = MemoryUnregistered();
+      cancelled_as_ = CancelAs::kBlocks;
     }
     status_ = status;
     ask = !status.ok() && pieces_.sent_anything();

@@ -5,6 +5,7 @@
 
 #include <grpcpp/support/async_stream.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,14 +22,19 @@
 
 namespace kvmill {
 
-// Memory that was registered and shared. Constant; every store from it holds it.
+// Memory that was registered and shared. Constant but for one word; every store from it holds it.
 struct RegisteredMemory {
   std::uint64_t registration = 0;
   SessionPtr session;
   Fingerprint fingerprint{};
   EngineGeometry geometry;
+  // UnregisterMemory was called: the daemon may hear of it before a store that was started earlier.
+  mutable std::atomic<bool> unregistering{false};
 };
 using RegisteredMemoryPtr = std::shared_ptr<const RegisteredMemory>;
+
+// What becomes of blocks that were not stored when their memory was unregistered.
+absl::Status MemoryUnregistered();
 
 // Thread-safe. Kept alive by its owner's table until its pages are free, and by itself while the
 // call runs.

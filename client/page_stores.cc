@@ -92,6 +92,12 @@ void PageStores::Register(RegisteredMemoryPtr memory, Deadline deadline, StatusD
   }
 }
 
+void PageStores::Unregistering(std::uint64_t registration) {
+  MutexLock lock(mu_);
+  const auto it = memories_.find(registration);
+  if (it != memories_.end()) it->second->unregistering.store(true);
+}
+
 void PageStores::Unregistered(std::uint64_t registration) {
   std::vector<StreamPtr> streams;
   {
@@ -102,9 +108,9 @@ void PageStores::Unregistered(std::uint64_t registration) {
     }
   }
   // Their values may never become ready: nobody would answer these calls.
-  const absl::Status why = absl::CancelledError(
-      "UnregisterMemory came before the block was stored: register its memory and store it again");
-  for (const StreamPtr& stream : streams) stream->GiveUpUnready(stream->Find({}), why);
+  for (const StreamPtr& stream : streams) {
+    stream->GiveUpUnready(stream->Find({}), MemoryUnregistered());
+  }
 }
 
 void PageStores::Start(const ClientNamespace& ns, std::uint64_t registration,

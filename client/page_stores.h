@@ -28,6 +28,8 @@ class PageStores {
   // Shares the regions that have descriptors with the daemon, and keeps the registration when all
   // of them are.
   void Register(RegisteredMemoryPtr memory, Deadline deadline, StatusDone done);
+  // The daemon is about to be told, and: has said that it knows the registration no more.
+  void Unregistering(std::uint64_t registration);
   void Unregistered(std::uint64_t registration);
 
   void Start(const ClientNamespace& ns, std::uint64_t registration,
