@@ -119,7 +119,9 @@ void DaemonProcess::Signal(int signal) const {
       std::stringstream text;
       text << file.rdbuf();
       const std::size_t name_end = text.str().rfind(')');
-      if (name_end != std::string::npos && text.str().substr(name_end, 3) != ") T") return false;
+      if (name_end == std::string::npos) continue;
+      const std::string state = text.str().substr(name_end, 3);
+      if (state != ") T" && state != ") Z" && state != ") X") return false;  // Nor one that ended.
     }
     return true;
   };

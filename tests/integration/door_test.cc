@@ -103,11 +103,11 @@ TEST_F(DoorTest, ATokenEndsWithItsConnection) {
     EXPECT_TRUE(CallEmpty(address, "/kvmill.v1.Cache/Stat", token).ok());
   }
   grpc::Status status;
-  for (int i = 0; i < 500; ++i) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  do {
     status = CallEmpty(address, "/kvmill.v1.Cache/Stat", token);
-    if (!status.ok()) break;
     usleep(10'000);
-  }
+  } while (status.ok() && absl::Now() < deadline);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
 }
 
@@ -193,7 +193,7 @@ TEST_F(DoorTest, ClientsWorkWhileOthersFloodTheDoor) {
     });
   }
   for (int i = 0; i < 20; ++i) {
-    const auto newcomer = Connect(absl::StrCat("unix:", socket()), absl::Seconds(20));
+    const auto newcomer = Connect(absl::StrCat("unix:", socket()), absl::Seconds(60));
     EXPECT_TRUE(newcomer->Stat().ok()) << newcomer->Stat().status();
     EXPECT_TRUE(client_->Stat().ok());
   }

@@ -104,6 +104,12 @@ class LyingDaemonTest : public UcxDaemonTest {
     ASSERT_EQ(truth_.size(), kBlocks * 3);
   }
 
+  static const absl::Status& StatusOf(const absl::Status& status) { return status; }
+  template <typename T>
+  static const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+    return result.status();
+  }
+
   // The result of one asynchronous call.
   template <typename T, typename Start>
   T Call(const Start& start) {
@@ -112,6 +118,7 @@ class LyingDaemonTest : public UcxDaemonTest {
     start(once.done());
     T result = once.Wait();
     ++calls_;
+    late_ += StatusOf(result).code() == absl::StatusCode::kDeadlineExceeded ? 1 : 0;
     const auto late = std::chrono::steady_clock::now() - begin - absl::ToChronoSeconds(kTimeout);
     EXPECT_LT(late, std::chrono::seconds(5));
     ends_.push_back([once] { return once.calls(); });
@@ -268,6 +275,7 @@ class LyingDaemonTest : public UcxDaemonTest {
   Pages truth_;
   std::uint64_t calls_ = 0;
   std::uint64_t right_ = 0;
+  std::uint64_t late_ = 0;  // Lies, or a busy machine: nothing to judge the client by.
   std::vector<std::function<int()>> ends_;
 };
 
@@ -308,11 +316,11 @@ TEST_F(LyingDaemonTest, NothingIsBelievedThatCanBeChecked) {
     for (const auto& calls : ends_) EXPECT_EQ(calls(), 1);
     ends_.clear();
   }
-  std::printf("%llu calls, %llu lies, %llu answers\n", static_cast<unsigned long long>(calls_),
-              static_cast<unsigned long long>(liar.lies()),
-              static_cast<unsigned long long>(right_));
-  EXPECT_GT(liar.lies(), calls_ / 8);
-  EXPECT_GT(right_, calls_ / 5);
+  std::printf("%llu calls, %llu lies, %llu answers, %llu too late\n",
+              static_cast<unsigned long long>(calls_), static_cast<unsigned long long>(liar.lies()),
+              static_cast<unsigned long long>(right_), static_cast<unsigned long long>(late_));
+  EXPECT_GT(liar.lies(), (calls_ - late_) / 8);
+  EXPECT_GT(right_, (calls_ - late_) / 5);
   // What the lies left in the daemon goes with the clients.
   PageCollector after;
   ASSERT_TRUE(client_->Fetch(kept_, keys_, after).ok());
