@@ -1,4 +1,5 @@
 // Client: tickets.
+#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -87,17 +88,27 @@ void Client::RedeemTicketAsync(const ClientNamespace& ns, absl::string_view tick
   request.set_ticket(std::string(ticket));
   request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
   const Deadline deadline = impl_->DeadlineOf(call);
+  // An attempt of which something was told is the last one: its NOT_FOUND is the ticket's.
+  const auto told = std::make_shared<std::atomic<bool>>(false);
+  const Done<RedeemResult> at_once = done;
+  RedeemUpdate tell = [told, update = std::move(update)](absl::Span<const RedeemedBlock> blocks,
+                                                         absl::Span<const std::uint32_t> changed) {
+    told->store(true, std::memory_order_relaxed);
+    if (update != nullptr) update(blocks, changed);
+  };
   impl_->WithNamespace<RedeemResult>(
       ns, deadline,
-      [impl = impl_.get(), request, update = std::move(update),
+      [impl = impl_.get(), request, tell = std::move(tell), told, at_once,
        deadline](Done<RedeemResult> attempt_done) {
         const auto self = std::make_shared<RedeemStream*>(nullptr);
         auto* const stream = new RedeemStream(
-            impl->connection(), request, update,
+            impl->connection(), request, tell,
             [impl, ticket_bytes = request.ticket(), self] {
               impl->RedeemEnds(ticket_bytes, *self);
             },
-            std::move(attempt_done));
+            [told, at_once, attempt_done](absl::StatusOr<RedeemResult> result) {
+              (told->load(std::memory_order_relaxed) ? at_once : attempt_done)(std::move(result));
+            });
         *self = stream;
         impl->Redeems(request.ticket(), stream);
         stream->Start(deadline);

@@ -18,12 +18,17 @@ absl::Status Malformed(absl::string_view what, std::uint64_t got, std::uint64_t 
       absl::StrCat("malformed pages of a ticket: ", what, " ", got, ", want ", want));
 }
 
+// Of one answer: far more than honest peers send of copies that were given up meanwhile.
+constexpr std::uint64_t kDroppedBytesMax = std::uint64_t{256} << 20;
+
 // Memory for the pages of an answer; that of those that the sink drops is its own.
 class PagePlaces {
  public:
   PagePlaces(TicketPageSink& sink, std::size_t page_count) : sink_(sink), page_count_(page_count) {}
 
-  absl::Status Place(const v1::TicketPages& head) {
+  // `payload_bytes`: what comes behind the head, where that is known before.
+  absl::Status Place(const v1::TicketPages& head,
+                     std::optional<std::uint64_t> payload_bytes = std::nullopt) {
     const auto count = static_cast<std::size_t>(head.page_bytes_size());
     if (count != page_count_) return Malformed("pages", count, page_count_);
     for (const std::uint32_t bytes : head.page_bytes()) {
@@ -32,11 +37,19 @@ class PagePlaces {
       }
       bytes_ += bytes;
     }
+    if (payload_bytes.has_value() && bytes_ != *payload_bytes) {
+      return Malformed("payload", *payload_bytes, bytes_);
+    }
     std::size_t page = 0;
+    std::uint64_t dropped = 0;
     for (const std::uint32_t bytes : head.page_bytes()) {
       absl::Span<std::byte> memory = sink_.PageMemory(page++, bytes);
       if (memory.size() != bytes) {
-        own_.push_back(std::make_unique<std::byte[]>(bytes));
+        dropped += bytes;
+        if (dropped > kDroppedBytesMax)
+          return Malformed("dropped bytes", dropped, kDroppedBytesMax);
+        // Not touched before something comes: a peer that only says so costs nothing.
+        own_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
         memory = absl::MakeSpan(own_.back().get(), bytes);
       }
       spans_.push_back(memory);
@@ -72,10 +85,7 @@ class DataTicketRead final : public DataOperation<Nothing> {
       if (!pages.ParseFromArray(head.header.data(), static_cast<int>(head.header.size()))) {
         return absl::DataLossError("malformed pages of a ticket: their header does not parse");
       }
-      KVMILL_RETURN_IF_ERROR(places_.Place(pages));
-      if (places_.bytes() != head.payload_bytes) {
-        return Malformed("payload", head.payload_bytes, places_.bytes());
-      }
+      KVMILL_RETURN_IF_ERROR(places_.Place(pages, head.payload_bytes));
       *spans = places_.spans();
       return absl::OkStatus();
     };

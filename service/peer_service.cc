@@ -1,5 +1,6 @@
 #include "service/peer_service.h"
 
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,11 @@
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
+namespace {
+
+constexpr std::chrono::seconds kReadTicketMax{60};
+
+}  // namespace
 
 template <typename Request>
 absl::StatusOr<PeerAnswers*> PeerService::Admit(grpc::CallbackServerContext& call,
@@ -135,8 +141,14 @@ grpc::ServerUnaryReactor* PeerService::AskTicket(grpc::CallbackServerContext* ca
 
 grpc::ServerWriteReactor<v1::TicketPages>* PeerService::ReadTicket(
     grpc::CallbackServerContext* call, const v1::ReadTicketRequest* request) {
-  const absl::StatusOr<PeerAnswers*> admitted = Admit(*call, *request);
-  return ReadTicketCall::Start(admitted.ok() ? Tickets() : admitted.status(), *request);
+  absl::Status admitted = Admit(*call, *request).status();
+  // What is read is held until it was read, or the deadline.
+  if (admitted.ok() && call->deadline() > std::chrono::system_clock::now() + kReadTicketMax) {
+    admitted = absl::InvalidArgumentError(absl::StrCat(
+        "a read of a ticket's pages needs a deadline within ", kReadTicketMax.count(), " s"));
+  }
+  if (!admitted.ok()) return ReadTicketCall::Start(admitted, *request);
+  return ReadTicketCall::Start(Tickets(), *request);
 }
 
 grpc::ServerUnaryReactor* PeerService::AcknowledgeTicket(

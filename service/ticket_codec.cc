@@ -155,9 +155,17 @@ absl::StatusOr<TicketHolder> FromProto(const v1::TicketHolder& from) {
 }
 
 absl::StatusOr<std::vector<TicketPiece>> PiecesFromProto(const v1::ReadTicketRequest& request) {
+  if (static_cast<std::size_t>(request.pieces_size()) > kTicketPagesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.pieces_size(), " pieces of a ticket: want at most ", kTicketPagesMax));
+  }
   std::vector<TicketPiece> pieces;
   std::size_t pages = 0;
   for (const v1::TicketPiece& from : request.pieces()) {
+    if (from.layers().empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("no layers of block ", from.block(), " of a ticket"));
+    }
     TicketPiece& piece = pieces.emplace_back();
     piece.block = from.block();
     std::uint32_t next = 0;

@@ -46,11 +46,13 @@ absl::StatusOr<TicketHolds::HoldId> StoreTicketHolds::Hold(const Fingerprint& fi
   }
   const HoldId id = next_++;
   bytes_ += held.bytes;
+  const auto wanted = held.wanted;
   held_.emplace(id, std::move(held));
   // What the listeners say before Placed ran is seen there.
-  workers_.Post([this, &store = store_, mail = mail_, id, stored = std::move(stored)] {
+  workers_.Post([this, &store = store_, mail = mail_, id, wanted, stored = std::move(stored)] {
     std::vector<absl::StatusOr<HoldPtr>> holds;
     for (std::uint32_t i = 0; i < stored.size(); ++i) {
+      if (!wanted->load(std::memory_order_relaxed)) return;  // Released: nobody waits for Placed.
       const auto look = [this, mail, id, i] { mail->Post([this, id, i] { Look(id, i); }); };
       holds.push_back(store.Hold(stored[i].id, stored[i].origin, FetchPath::kInline,
                                  {[look](std::uint32_t) { look(); }, look}));
@@ -113,6 +115,7 @@ void StoreTicketHolds::Release(HoldId id) {
   auto node = held_.extract(id);
   if (node.empty()) return;
   bytes_ -= node.mapped().bytes;
+  node.mapped().wanted->store(false, std::memory_order_relaxed);
   for (auto& done : node.mapped().when_held) mail_->Post(std::move(done));
 }
 

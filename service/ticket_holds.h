@@ -5,6 +5,7 @@
 #ifndef KVMILL_SERVICE_TICKET_HOLDS_H_
 #define KVMILL_SERVICE_TICKET_HOLDS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -79,6 +80,8 @@ class StoreTicketHolds final : public TicketHolds {
     std::uint64_t bytes = 0;
     bool placed = false;
     std::vector<std::function<void()>> when_held;
+    // Also of the task that holds the blocks, which may have to load them first.
+    std::shared_ptr<std::atomic<bool>> wanted = std::make_shared<std::atomic<bool>>(true);
   };
 
   void Placed(HoldId hold, const std::vector<absl::StatusOr<HoldPtr>>& holds);

@@ -162,11 +162,19 @@ void TieredStore::Impl::LayerFinished(const BlockWriter::Assembly& assembly, std
   }
 }
 
-void TieredStore::Impl::SealHolds(const BlockId& id, const Holds& holds) {
+void TieredStore::Impl::SealHolds(const BlockId& id, const Holds& holds, EntryId entry) {
   for (const std::shared_ptr<BlockHold>& hold : holds) {
     BlockRef sealed;
     bool ended = false;
-    if (!TryReference(&hold->store_, id, &sealed, Tier::kHost)) {
+    // By its entry where that is known: a block that is removed at this moment, or stored anew
+    // under its id, must not take away what somebody reads.
+    bool there = true;
+    if (entry != kNoEntry) {
+      ReferenceAgain(&hold->store_, entry, &sealed);
+    } else {
+      there = TryReference(&hold->store_, id, &sealed, Tier::kHost);
+    }
+    if (!there) {
       ended = hold->Fail(absl::AbortedError("the block was removed"));
     } else if (sealed.token_count() != hold->origin_.token_count) {
       ended = hold->Fail(absl::AbortedError("the block has another token count"));

@@ -140,6 +140,31 @@ absl::Status TieredStore::Impl::Start() {
   return absl::OkStatus();
 }
 
+std::uint64_t TieredStore::Impl::TakeReference(BlockEntry& e, BlockRef* ref) {
+  std::uint64_t bytes = 0;
+  ++e.references;
+  ref->token_count_ = e.token_count;
+  ref->memory_ = TierOf(e.flags);
+  ref->slots_.clear();
+  ref->pages_.clear();
+  ref->pages_.reserve(e.pages().size());
+  const PagePool& pool = tiers_->pool(ref->memory_);
+  absl::Span<std::byte> slot;
+  SlotRef before;
+  for (const PagePlace& place : e.pages()) {
+    // Most pages follow their neighbours: the pool need not be asked.
+    slot = Follows(place.slot, before) ? absl::MakeSpan(slot.data() + slot.size(), slot.size())
+                                       : pool.Bytes(place.slot);
+    before = place.slot;
+    ref->pages_.push_back(slot.first(place.page_bytes));
+    bytes += place.page_bytes;
+  }
+  if (ref->memory_ == Tier::kGpu) {
+    for (const PagePlace& place : e.pages()) ref->slots_.push_back(place.slot);
+  }
+  return bytes;
+}
+
 bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, BlockRef* ref,
                                      std::optional<Tier> only) {
   EntryId entry = kNoEntry;
@@ -147,25 +172,7 @@ bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, Bloc
   index_->Find(id, [&](EntryId found, BlockEntry& e) {
     if (!InMemory(e.flags) || (only.has_value() && TierOf(e.flags) != *only)) return;
     entry = found;
-    ++e.references;
-    ref->token_count_ = e.token_count;
-    ref->memory_ = TierOf(e.flags);
-    ref->slots_.clear();
-    ref->pages_.clear();
-    ref->pages_.reserve(e.pages().size());
-    const PagePool& pool = tiers_->pool(ref->memory_);
-    absl::Span<std::byte> slot;
-    SlotRef before;
-    for (const PagePlace& place : e.pages()) {
-      // Most pages follow their neighbours: the pool need not be asked.
-      slot = Follows(place.slot, before) ? absl::MakeSpan(slot.data() + slot.size(), slot.size())
-                                         : pool.Bytes(place.slot);
-      before = place.slot;
-      ref->pages_.push_back(slot.first(place.page_bytes));
-      bytes += place.page_bytes;
-    }
-    if (ref->memory_ != Tier::kGpu) return;
-    for (const PagePlace& place : e.pages()) ref->slots_.push_back(place.slot);
+    bytes = TakeReference(e, ref);
   });
   if (entry == kNoEntry) return false;
   ref->store_ = store;
@@ -174,6 +181,15 @@ bool TieredStore::Impl::TryReference(TieredStore* store, const BlockId& id, Bloc
   counters_.referenced_bytes.Add(bytes);
   tiers_->Touch(entry);
   return true;
+}
+
+void TieredStore::Impl::ReferenceAgain(TieredStore* store, EntryId entry, BlockRef* ref) {
+  std::uint64_t bytes = 0;
+  index_->With(entry, [&](BlockEntry& e) { bytes = TakeReference(e, ref); });
+  ref->store_ = store;
+  ref->entry_ = entry;
+  counters_.references.Add();
+  counters_.referenced_bytes.Add(bytes);
 }
 
 void TieredStore::Impl::Adopt(TieredStore* store, absl::Span<const std::uint32_t> page_bytes,

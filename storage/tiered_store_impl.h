@@ -78,7 +78,8 @@ class TieredStore::Impl : public AssemblyHost {
   // Those that wait follow it, but for `strange` ones, which expected another origin.
   void Follow(const std::shared_ptr<BlockWriter::Assembly>& assembly, Holds* strange)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(assemblies_mu_);
-  void SealHolds(const BlockId& id, const Holds& holds);
+  // `entry`: of the block, referenced by the caller; kNoEntry: the one that the index has.
+  void SealHolds(const BlockId& id, const Holds& holds, EntryId entry = kNoEntry);
   void FailHolds(const Holds& holds, const absl::Status& why);
   void Unhold(const BlockId& id);  // One of them is being destroyed.
 
@@ -93,6 +94,10 @@ class TieredStore::Impl : public AssemblyHost {
   // Takes a reference when the block is in memory (of `only`, if given) and fills `ref`.
   bool TryReference(TieredStore* store, const BlockId& id, BlockRef* ref,
                     std::optional<Tier> only = std::nullopt);
+  // One more reference to what is referenced already, whether or not the index still knows it.
+  void ReferenceAgain(TieredStore* store, EntryId entry, BlockRef* ref);
+  // Counts a reference to the entry and fills what `ref` says of its memory. Returns its bytes.
+  std::uint64_t TakeReference(BlockEntry& e, BlockRef* ref);
   // What `ref` says of its entry, slots and memory becomes a reference, counted and released as
   // one.
   void Adopt(TieredStore* store, absl::Span<const std::uint32_t> page_bytes, BlockRef* ref);

@@ -147,7 +147,7 @@ absl::Status TieredStore::Impl::Commit(const BlockWriter::Assembly& assembly, Se
     FailHolds(holds, entered);
     return entered;
   }
-  SealHolds(block->id, holds);
+  SealHolds(block->id, holds, entry);
   SealHolds(block->id, expecting);
   if (entry != kNoEntry) tiers_->Release(entry);
   counters_.stored_blocks.Add();

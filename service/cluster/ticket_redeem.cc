@@ -201,9 +201,10 @@ void TicketRedeem::Answered(const TicketSecret& secret, const absl::StatusOr<Tic
                                                           ToHex(op.request.fingerprint))),
                true);
   }
-  Learn(secret, &op, *news);
+  const bool anything_new = Learn(secret, &op, *news);
   if (op.there_open > 0) {
-    if (news->changed.empty()) {
+    // Also when what was said to have changed has not: who answers so would be asked all the time.
+    if (!anything_new) {
       AskLater(secret, &op, kPauseNanos);
     } else {
       Ask(secret, &op);
@@ -212,7 +213,8 @@ void TicketRedeem::Answered(const TicketSecret& secret, const absl::StatusOr<Tic
   Advance(secret, &op);
 }
 
-void TicketRedeem::Learn(const TicketSecret& secret, Op* op, const TicketNews& news) {
+bool TicketRedeem::Learn(const TicketSecret& secret, Op* op, const TicketNews& news) {
+  bool anything_new = op->seen == 0;
   if (op->seen == 0) {
     for (const TicketBlock& block : news.blocks) op->blocks.emplace_back().what = block;
     op->work.resize(op->blocks.size());
@@ -223,6 +225,8 @@ void TicketRedeem::Learn(const TicketSecret& secret, Op* op, const TicketNews& n
   for (const TicketBlockNews& change : news.changed) {
     Work& work = op->work[change.block];
     if (work.there != TicketBlockState::kOpen) continue;  // That was final.
+    anything_new |=
+        change.state != TicketBlockState::kOpen || !work.finished.HasAll(change.finished);
     work.finished.Add(change.finished);
     work.there = change.state;
     work.digest = change.digest;
@@ -234,6 +238,7 @@ void TicketRedeem::Learn(const TicketSecret& secret, Op* op, const TicketNews& n
       CommitIfWhole(secret, op, change.block);
     }
   }
+  return anything_new;
 }
 
 // --- Copies ---

@@ -175,7 +175,8 @@ class TicketRedeem {
   void Ask(const TicketSecret& secret, Op* op);
   void AskLater(const TicketSecret& secret, Op* op, std::int64_t nanos);
   void Answered(const TicketSecret& secret, const absl::StatusOr<TicketNews>& news);
-  void Learn(const TicketSecret& secret, Op* op, const TicketNews& news);
+  // Whether it says more than was known.
+  bool Learn(const TicketSecret& secret, Op* op, const TicketNews& news);
   // A call failed. True when that was the end of the ticket.
   bool IsTheEnd(const TicketSecret& secret, std::int64_t failing_since, const absl::Status& status);
   // Begins copies and pulls what it can; ends the op when every block has its fate.

@@ -662,6 +662,23 @@ TEST_F(TicketRedeemTest, ASilentProducerIsGivenUp) {
   ExpectNothing();
 }
 
+TEST_F(TicketRedeemTest, AProducerThatSaysNothingNewIsNotAskedAllTheTime) {
+  Caller caller;
+  Start(&caller);
+  Wait();
+  world_.Answer(FirstNews({{0, State::kOpen, Layers({0})}}));
+  Wait();
+  const int before = world_.questions;
+  for (std::uint64_t version = 2; version < 102; ++version) {
+    if (world_.question != nullptr) {
+      world_.Answer(Later(version, {{0, State::kOpen, Layers({0})}}));
+    }
+    Wait();
+  }
+  EXPECT_GE(world_.questions, before + 1);
+  EXPECT_LE(world_.questions, before + 25) << "each answer was followed by a question";
+}
+
 TEST_F(TicketRedeemTest, PullsThatFailAreTriedAgainUntilThatIsTooLong) {
   Caller caller;
   Start(&caller);

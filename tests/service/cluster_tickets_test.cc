@@ -235,6 +235,18 @@ class ClusterTicketsTest : public TieredStoreTest {
   std::unique_ptr<Node> consumer_;
 };
 
+TEST(TicketCodecTest, ARequestForPagesIsBounded) {
+  v1::ReadTicketRequest request;
+  EXPECT_TRUE(absl::IsInvalidArgument(PiecesFromProto(request).status())) << "no pages";
+  for (int i = 0; i < 64; ++i) request.add_pieces()->add_layers(0);
+  EXPECT_EQ(PiecesFromProto(request)->size(), 64u);
+  request.mutable_pieces(5)->clear_layers();
+  EXPECT_TRUE(absl::IsInvalidArgument(PiecesFromProto(request).status())) << "an empty piece";
+  request.mutable_pieces(5)->add_layers(0);
+  request.add_pieces();
+  EXPECT_TRUE(absl::IsInvalidArgument(PiecesFromProto(request).status())) << "many pieces";
+}
+
 TEST_F(ClusterTicketsTest, WhatAnHonestProducerHasComes) {
   const std::string ticket = Create({1, 2});
   ASSERT_TRUE(Put(1).ok());
