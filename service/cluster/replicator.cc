@@ -8,7 +8,9 @@ namespace kvmill {
 
 namespace {
 
-constexpr std::size_t kPopsMax = 256;  // Runs that are looked at to find work for peers.
+// Runs that are looked at to find work for peers, of those that nodes that leave hand over and of
+// the others.
+constexpr std::size_t kUrgentPopsMax = 1024, kPopsMax = 256;
 constexpr std::int64_t kFullNanos = 1'000'000'000;
 
 // How many of the first blocks of a run are among them.
@@ -171,12 +173,12 @@ bool Replicator::Add(std::uint64_t anchor_hash, Reason reason) {
     return false;
   }
   items_[anchor_hash] = {.reason = reason};
-  if (reason == Reason::kHandedOver) {
-    queue_.push_front(anchor_hash);
-  } else {
-    queue_.push_back(anchor_hash);
-  }
+  QueueOf(anchor_hash).push_back(anchor_hash);
   return true;
+}
+
+std::deque<std::uint64_t>& Replicator::QueueOf(std::uint64_t anchor_hash) {
+  return items_.at(anchor_hash).reason == Reason::kHandedOver ? urgent_ : queue_;
 }
 
 void Replicator::Tick() {
@@ -202,12 +204,17 @@ void Replicator::Sweep() {
 }
 
 void Replicator::StartJobs() {
+  StartJobs(&urgent_, kUrgentPopsMax);
+  StartJobs(&queue_, kPopsMax);
+}
+
+void Replicator::StartJobs(std::deque<std::uint64_t>* queue, std::size_t pops) {
   if (jobs_.size() >= kJobsMax || loop_.clock().MonotonicNanos() < full_until_) return;
   std::vector<std::uint64_t> later;
   std::map<MemberIndex, std::vector<std::uint64_t>> of;  // By source.
-  for (std::size_t i = 0; i < kPopsMax && !queue_.empty(); ++i) {
-    const std::uint64_t hash = queue_.front();
-    queue_.pop_front();
+  for (; pops > 0 && !queue->empty(); --pops) {
+    const std::uint64_t hash = queue->front();
+    queue->pop_front();
     const Source source = SourceOf(hash, items_.at(hash).reason);
     if (source.member.has_value()) {
       of[*source.member].push_back(hash);
@@ -217,7 +224,11 @@ void Replicator::StartJobs() {
       items_.erase(hash);
     }
   }
-  queue_.insert(queue_.end(), later.begin(), later.end());
+  if (queue == &urgent_) {
+    urgent_.insert(urgent_.begin(), later.begin(), later.end());  // Their order counts.
+  } else {
+    for (const std::uint64_t hash : later) QueueOf(hash).push_back(hash);
+  }
   for (auto& [index, hashes] : of) {
     const Member& source = view_->members()[index];
     std::size_t taken = 0;
@@ -225,8 +236,9 @@ void Replicator::StartJobs() {
       taken = std::min(hashes.size(), kListRunsMax);
       StartJob(source, {hashes.begin(), hashes.begin() + static_cast<std::ptrdiff_t>(taken)});
     }
-    queue_.insert(queue_.begin(), hashes.begin() + static_cast<std::ptrdiff_t>(taken),
-                  hashes.end());
+    for (std::size_t i = hashes.size(); i > taken; --i) {
+      QueueOf(hashes[i - 1]).push_front(hashes[i - 1]);
+    }
   }
 }
 
@@ -371,7 +383,7 @@ void Replicator::EndJob(JobId id, std::optional<PeerHealth::Fault> fault) {
     if (++item.tries == kTriesMax) {
       items_.erase(hash);
     } else {
-      queue_.push_back(hash);
+      QueueOf(hash).push_back(hash);
     }
   }
   if (view_ != nullptr) StartJobs();

@@ -125,7 +125,9 @@ class Replicator {
   bool Busy(const Member& member) const;
   bool Stays(const Pointer& pointer) const;
 
+  std::deque<std::uint64_t>& QueueOf(std::uint64_t anchor_hash);
   void StartJobs();
+  void StartJobs(std::deque<std::uint64_t>* queue, std::size_t pops);
   void StartJob(const Member& source, std::vector<std::uint64_t> hashes);
   void Listed(JobId id, const absl::StatusOr<std::vector<HeldRun>>& runs);
   void Advance(JobId id);
@@ -145,7 +147,9 @@ class Replicator {
   std::map<std::string, std::string> leaving_;  // Incarnations of nodes that leave, by id.
   bool leaves_ = false;
   absl::flat_hash_map<std::uint64_t, Item> items_;
-  std::deque<std::uint64_t> queue_;  // Of items_, those that are in no job.
+  // Of items_, those that are in no job: what is handed over goes first, in the order in which the
+  // node that leaves wants it.
+  std::deque<std::uint64_t> urgent_, queue_;
   JobId next_job_ = 1;
   std::map<JobId, Job> jobs_;
   std::size_t sweep_ = 0;     // Anchors below this place are still to be looked at.

@@ -21,6 +21,9 @@ constexpr std::int64_t kConverge = (3 * kSimLeaseSeconds + kSimGraceSeconds + 2)
 // those that doubled within a storm are not longer.
 constexpr std::int64_t kCalm = kSimPointerLife + 2 * kSimSecond;
 
+// For all blocks that there can be, to one node.
+constexpr std::int64_t kLeaveMax = 60 * kSimSecond;
+
 struct NamedFault {
   const char* name;
   FetchFault fault;
@@ -450,6 +453,7 @@ class FetchSim {
     if (!ok() || !events_.Chance(0.3)) return;
     if (machines_ >= 3 && world_.copies > 0) LoseOne();
     if (ok()) LeaveOne();
+    if (ok()) LeaveTogether();
     for (std::size_t i = 0; i < machines_; ++i) {
       if (!nodes_[i]->running()) Start(i, false);
     }
@@ -510,6 +514,56 @@ class FetchSim {
     Kill(leaves, true);
     CheckKnown(known, "with a node that left in order");
     nodes_[leaves]->SetState(MemberState::kServing);
+  }
+
+  // Several nodes hand over and go at about the same time: some, all but one, or all. What they had
+  // is on those that stay; when nobody stays they say what may be lost.
+  void LeaveTogether() {
+    std::vector<std::size_t> running;
+    for (std::size_t i = 0; i < machines_; ++i) {
+      if (nodes_[i]->running()) running.push_back(i);
+    }
+    const std::vector<std::size_t> known = KnownBlocks(nodes_);
+    const auto all = static_cast<std::int64_t>(running.size());
+    const auto count = static_cast<std::size_t>(events_.Chance(0.3)   ? all
+                                                : events_.Chance(0.3) ? all - 1
+                                                                      : events_.Uniform(1, all));
+    while (running.size() > count) {
+      running.erase(running.begin() +
+                    events_.Uniform(0, static_cast<std::int64_t>(running.size()) - 1));
+    }
+    std::map<std::size_t, Handover::Report> reports;
+    std::size_t late = 0;
+    for (const std::size_t i : running) {
+      events_.After(events_.Uniform(0, kSimSecond), [this, i, &reports, &late] {
+        if (!ok()) return;
+        events_.Trace(absl::StrCat(nodes_[i]->member().id, " leaves with others"));
+        const std::int64_t by = events_.now() + kLeaveMax;
+        nodes_[i]->HandOver(kLeaveMax, [this, i, by, &reports, &late](const auto& report) {
+          // Clocks run at different speeds.
+          late += events_.now() > by + kLeaveMax / 100;
+          reports[i] = report;
+        });
+      });
+    }
+    for (std::int64_t left = kLeaveMax + 2 * kSimSecond; left > 0 && ok() && reports.size() < count;
+         left -= kSimSecond) {
+      RunFor(kSimSecond);
+    }
+    if (!ok()) return;
+    if (reports.size() < count || late > 0) return Fail("a node that leaves with others is late");
+    std::uint64_t left = 0;
+    for (const auto& [i, report] : reports) left += report.blocks_left;
+    for (const std::size_t i : running) Kill(i, true);
+    if (count < static_cast<std::size_t>(all)) {
+      if (left > 0)
+        Fail(absl::StrCat(count, " of ", all, " nodes that left had ", left, " blocks left"));
+      CheckKnown(known, absl::StrCat("with ", count, " of ", all, " nodes that left together"));
+    } else if (std::any_of(known.begin(), known.end(), [](std::size_t n) { return n > 0; }) &&
+               left == 0) {
+      Fail("all nodes left, and nobody said that blocks may be lost");
+    }
+    for (const std::size_t i : running) nodes_[i]->SetState(MemberState::kServing);
   }
 
   void CheckReading() {

@@ -515,6 +515,39 @@ TEST_F(ReplicationTest, AHomeTakesOverWhatNobodyElseHasWhoStays) {
   EXPECT_THAT(replicator_->HandedOver(leaving, all), ElementsAre(0, 10, 0));
 }
 
+TEST_F(ReplicationTest, WhatIsHandedOverComesFirstAndInItsOrder) {
+  Make(1, 100);
+  Member leaving = Node(1);
+  leaving.state = MemberState::kDraining;
+  SetView({Node(0), leaving, Node(2)});
+  // Copies that this node owes anyway wait.
+  const std::vector<std::size_t> owed =
+      RunsWhere(40, [&](std::size_t run) { return run >= 1000 && HomeOf(run, 0) == "node-0"; });
+  Announced(2, owed);
+  std::vector<std::size_t> runs;
+  std::vector<Announcement> list;
+  for (std::size_t i = 0; i < 20; ++i) {
+    runs.push_back(20 - i);
+    list.push_back({HashOf(runs.back()), kBlocks});
+  }
+  for (const std::size_t run : runs) {
+    peers_.run_of[HashOf(run)] = run;
+    peers_.scripts["node-1"].runs.insert(run);
+  }
+  pointers_.Announced(leaving, list);
+  replicator_->HandedOver(leaving, list);
+  for (std::size_t done = 0; done < runs.size();) {
+    Run(10 * kSimMs);
+    while (done < runs.size() && Here(runs[done], kBlocks - 1)) ++done;
+    // Whatever has come so far is the beginning of the list, and a run that is under way.
+    for (std::size_t i = done + 1; i < runs.size(); ++i) {
+      ASSERT_FALSE(Here(runs[i], 0)) << i << " before " << done;
+    }
+    ASSERT_LT(events_.now(), 60 * kSimSecond);
+  }
+  EXPECT_LE(Copied(owed), 12u) << "of the node that does not leave, at the same time";
+}
+
 TEST_F(ReplicationTest, AHandoverEndsWhenAllIsSafeOrTheTimeIsOver) {
   const auto hand_over = [&](std::int64_t limit) {
     Handover handover(loop_, peers_, health_, {.self_id = "node-0"});
