@@ -117,11 +117,19 @@ struct WhereFlags {
   std::uint32_t place = 0;
 };
 
+absl::StatusOr<BlockKey> KeyFlag(const std::string& name, const std::string& hex) {
+  absl::StatusOr<BlockKey> key = BlockKey::FromHex(hex);
+  if (!key.ok()) return UsageError(absl::StrCat(name, ": ", key.status().message()));
+  return key;
+}
+
 absl::Status PrintWhere(const CommonFlags& common, const WhereFlags& flags) {
-  KVMILL_ASSIGN_OR_RETURN(const BlockKey key, BlockKey::FromHex(flags.key));
+  KVMILL_ASSIGN_OR_RETURN(const BlockKey key, KeyFlag("KEY", flags.key));
   BlockKey anchor;
   if (!flags.anchor.empty()) {
-    KVMILL_ASSIGN_OR_RETURN(anchor, BlockKey::FromHex(flags.anchor));
+    KVMILL_ASSIGN_OR_RETURN(anchor, KeyFlag("--anchor", flags.anchor));
+  } else if (flags.place > 0) {
+    return UsageError(absl::StrCat("--place ", flags.place, ": give --anchor KEY, too"));
   }
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
   KVMILL_ASSIGN_OR_RETURN(const BlockPlaces places,
@@ -168,7 +176,9 @@ void AddClusterCommands(CommandLine& line) {
   app->add_option("--namespace", where->ns, "Name of the namespace")->required();
   app->add_option("--anchor", where->anchor, "First block of its run of 32, in hex")
       ->type_name("KEY");
-  app->add_option("--place", where->place, "Place in that run, 0 to 31")->type_name("N");
+  app->add_option("--place", where->place, "Place in that run, 0 to 31")
+      ->check(CLI::Range(0u, 31u))
+      ->type_name("N");
 }
 
 }  // namespace kvmill::cli

@@ -84,6 +84,8 @@ class Contracts(Case):
             self.assertEqual(self.kvmill("cluster", command).output,
                              "this node is alone: its kvmilld was started without --cluster\n")
         self.assertEqual(self.ask("cluster", "where", "ab" * 16, "--namespace", "n")["homes"], [])
+        for wrong in (["zz"], ["ab" * 8, "--anchor", "zz"], ["ab" * 16, "--place", "3"], ["ab" * 16, "--place", "32"]):
+            self.kvmill("cluster", "where", *wrong, "--namespace", "n", code=2)
         rows = set(self.rows("kvmill"))
         self.assertEqual(self.rows("kvmill")["top"], [])
         self.kvmill("top", "--json", code=2)
