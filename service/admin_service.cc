@@ -1,6 +1,5 @@
 #include "service/admin_service.h"
 
-#include <future>
 #include <limits>
 #include <memory>
 #include <string>
@@ -42,6 +41,15 @@ void ToProto(const Member& member, v1::ClusterMember* to) {
   to->set_draining(member.state == MemberState::kDraining);
 }
 
+void ToProto(const ClusterBlocks::Where& where, v1::WhereReply* reply) {
+  for (const Member& home : where.homes) ToProto(home, reply->add_homes());
+  for (const RemoteLookup::Source& holder : where.holders) {
+    v1::BlockHolder* to = reply->add_holders();
+    ToProto(holder.member, to->mutable_member());
+    to->set_told(holder.told);
+  }
+}
+
 absl::StatusOr<RunQuery> QueryFromProto(const v1::WhereRequest& request) {
   if (request.place() >= kRunBlocks) {
     return absl::InvalidArgumentError(
@@ -61,7 +69,7 @@ absl::StatusOr<RunQuery> QueryFromProto(const v1::WhereRequest& request) {
 
 }  // namespace
 
-absl::Status AdminService::Enter(grpc::ServerContext* call, absl::string_view method,
+absl::Status AdminService::Enter(grpc::ServerContextBase* call, absl::string_view method,
                                  bool audited) const {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
   absl::Status allowed;
@@ -155,29 +163,27 @@ grpc::Status AdminService::Cluster(grpc::ServerContext* call, const v1::ClusterR
   }());
 }
 
-grpc::Status AdminService::Where(grpc::ServerContext* call, const v1::WhereRequest* request,
-                                 v1::WhereReply* reply) {
-  return StatusToGrpc([&]() -> absl::Status {
+grpc::ServerUnaryReactor* AdminService::Where(grpc::CallbackServerContext* call,
+                                              const v1::WhereRequest* request,
+                                              v1::WhereReply* reply) {
+  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
+  // True: the peers are asked, and answer later.
+  const absl::StatusOr<bool> asks = [&]() -> absl::StatusOr<bool> {
     KVMILL_RETURN_IF_ERROR(Enter(call, "Where", false));
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.Resolve(Caller{kDefaultTenant, 0}, request->namespace_()));
     KVMILL_ASSIGN_OR_RETURN(const RunQuery query, QueryFromProto(*request));
-    const ClusterNode* cluster = context_.cluster.load(std::memory_order_acquire);
-    if (cluster == nullptr) return absl::OkStatus();
-    // This thread may wait: peers are given little time. Shared: the answer may come after us.
-    const auto found = std::make_shared<std::promise<ClusterBlocks::Where>>();
-    cluster->blocks().Find(info.fingerprint, query, [found](ClusterBlocks::Where where) {
-      found->set_value(std::move(where));
-    });
-    const ClusterBlocks::Where where = found->get_future().get();
-    for (const Member& home : where.homes) ToProto(home, reply->add_homes());
-    for (const RemoteLookup::Source& holder : where.holders) {
-      v1::BlockHolder* to = reply->add_holders();
-      ToProto(holder.member, to->mutable_member());
-      to->set_told(holder.told);
-    }
-    return absl::OkStatus();
-  }());
+    const ClusterNode* const cluster = context_.cluster.load(std::memory_order_acquire);
+    if (cluster == nullptr) return false;
+    cluster->blocks().Find(info.fingerprint, query, call->deadline(),
+                           [reactor, reply](const ClusterBlocks::Where& where) {
+                             ToProto(where, reply);
+                             reactor->Finish(grpc::Status::OK);
+                           });
+    return true;
+  }();
+  if (!asks.ok() || !*asks) reactor->Finish(StatusToGrpc(asks.status()));
+  return reactor;
 }
 
 }  // namespace kvmill

@@ -10,7 +10,7 @@
 
 namespace kvmill {
 
-class AdminService final : public v1::Admin::Service {
+class AdminService final : public v1::Admin::WithCallbackMethod_Where<v1::Admin::Service> {
  public:
   // `start_drain` marks the daemon as draining everywhere (readiness, health); idempotent.
   AdminService(ServiceContext& context, AdminGate gate, std::function<void()> start_drain)
@@ -28,12 +28,12 @@ class AdminService final : public v1::Admin::Service {
                      v1::BlockCount* reply) override;
   grpc::Status Cluster(grpc::ServerContext* call, const v1::ClusterRequest* request,
                        v1::ClusterReply* reply) override;
-  grpc::Status Where(grpc::ServerContext* call, const v1::WhereRequest* request,
-                     v1::WhereReply* reply) override;
+  grpc::ServerUnaryReactor* Where(grpc::CallbackServerContext* call,
+                                  const v1::WhereRequest* request, v1::WhereReply* reply) override;
 
  private:
   // The gate's verdict; one log line for an admin call that changes something.
-  absl::Status Enter(grpc::ServerContext* call, absl::string_view method, bool audited) const;
+  absl::Status Enter(grpc::ServerContextBase* call, absl::string_view method, bool audited) const;
 
   ServiceContext& context_;
   const AdminGate gate_;

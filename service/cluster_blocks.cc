@@ -1,6 +1,7 @@
 #include "service/cluster_blocks.h"
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -71,7 +72,10 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& opti
   PublishStats();
 }
 
-ClusterBlocks::~ClusterBlocks() { loop_.Cancel(stats_timer_); }
+ClusterBlocks::~ClusterBlocks() {
+  loop_.Cancel(stats_timer_);
+  loop_.Cancel(close_timer_);
+}
 
 Replicator::Options ClusterBlocks::ReplicatorOptions() {
   Replicator::Options options;
@@ -117,17 +121,23 @@ void ClusterBlocks::Hold(const Announcement& run) {
   announcer_.Set(run.anchor_hash, run.count);
 }
 
-void ClusterBlocks::HandOver(std::int64_t limit_nanos,
-                             std::function<void(const Handover::Report&)> done) {
-  loop_.Post([this, limit_nanos, done = std::move(done)] {
-    if (handover_.running()) return done(Handover::Report());
+Handover::Report ClusterBlocks::HandOver(std::int64_t limit_nanos) {
+  const std::int64_t deadline = loop_.clock().MonotonicNanos() + limit_nanos;
+  std::promise<std::vector<Announcement>> held;
+  loop_.Post([this, &held] {
     replicator_.Leave();
-    handover_.Start(announcer_.Held(), loop_.clock().MonotonicNanos() + limit_nanos,
-                    [this, done](const Handover::Report& report) {
-                      handed_over_ = report;
-                      done(report);
-                    });
+    held.set_value(announcer_.Held());
   });
+  std::vector<Announcement> runs = held.get_future().get();
+  options_.held->SortHottestFirst(&runs);  // Not on the loop: they may be many.
+  std::promise<Handover::Report> told;
+  loop_.Post([this, &told, &runs, deadline] {
+    handover_.Start(std::move(runs), deadline, [this, &told](const Handover::Report& report) {
+      handed_over_ = report;
+      told.set_value(report);
+    });
+  });
+  return told.get_future().get();
 }
 
 void ClusterBlocks::PublishStats() {
@@ -166,6 +176,7 @@ void ClusterBlocks::SetView(const std::shared_ptr<const ClusterView>& view) {
   replicator_.SetView(view);
   handover_.SetView(view);
   const auto& members = view->members();
+  if (closed_) return;
   has_peers_.store(std::any_of(members.begin(), members.end(),
                                [this](const Member& m) { return m.id != options_.self.id; }),
                    std::memory_order_relaxed);
@@ -179,7 +190,7 @@ void ClusterBlocks::Lookup(const Fingerprint& fingerprint,
   const std::int64_t deadline_nanos = NanosOf(deadline, options_.peer_nanos);
   loop_.Post([this, fingerprint, keys = std::move(keys), first, hint, deadline_nanos, too_many,
               done = std::move(done)]() mutable {
-    if (too_many) {
+    if (too_many || closed_) {
       lookups_.fetch_sub(1, std::memory_order_relaxed);
       return done({});
     }
@@ -243,6 +254,11 @@ bool ClusterBlocks::Bring(const TieredStore::NamespaceInfo& space, absl::Span<co
   request.deadline_nanos = NanosOf(deadline, kBringNanosMax);
   loop_.Post([this, request = std::move(request), progress = std::move(progress)]() mutable {
     const std::size_t all = request.keys.size();
+    if (closed_) {
+      brings_.fetch_sub(1, std::memory_order_relaxed);
+      progress(all);
+      return;
+    }
     bringer_.Start(std::move(request),
                    [this, all, progress = std::move(progress)](std::size_t settled) {
                      const bool wanted = progress(settled);
@@ -255,24 +271,47 @@ bool ClusterBlocks::Bring(const TieredStore::NamespaceInfo& space, absl::Span<co
   return true;
 }
 
-void ClusterBlocks::Find(const Fingerprint& fingerprint, const RunQuery& query,
+void ClusterBlocks::EndWaiting(std::int64_t nanos) {
+  loop_.Post([this, nanos] {
+    close_timer_ = loop_.At(nanos, [this] {
+      closed_ = true;
+      has_peers_.store(false, std::memory_order_relaxed);
+      bringer_.EndAll();
+      lookup_.CompleteAll();
+    });
+  });
+}
+
+// As others know it, or else as it will say.
+Member ClusterBlocks::SelfMember() const {
+  const auto index = view_ == nullptr ? std::nullopt : view_->IndexOf(options_.self.id);
+  return index.has_value() ? view_->members()[*index] : options_.self;
+}
+
+void ClusterBlocks::Find(const Fingerprint& fingerprint, const RunQuery& query, TimePoint deadline,
                          std::function<void(Where)> done) {
-  loop_.Post([this, fingerprint, query, done = std::move(done)] {
+  const std::int64_t deadline_nanos = NanosOf(deadline, options_.peer_nanos);
+  loop_.Post([this, fingerprint, query, deadline_nanos, done = std::move(done)] {
     Where where;
     if (view_ != nullptr && !query.anchor.empty()) {
       for (const MemberIndex home : view_->HomesOf(fingerprint, query.anchor)) {
         where.homes.push_back(view_->members()[home]);
       }
     }
+    if (closed_) return done(std::move(where));
     RemoteLookup::Request request;
     request.fingerprint = fingerprint;
     request.runs = {query};
-    request.deadline_nanos = loop_.clock().MonotonicNanos() + options_.peer_nanos;
-    lookup_.Start(std::move(request),
-                  [where = std::move(where), done](std::vector<RemoteLookup::Run> found) mutable {
-                    where.holders = std::move(found[0].sources);
-                    done(std::move(where));
-                  });
+    request.everybody = true;
+    request.deadline_nanos = deadline_nanos;
+    lookup_.Start(std::move(request), [this, where = std::move(where),
+                                       done](std::vector<RemoteLookup::Run> found) mutable {
+      where.holders = std::move(found[0].sources);
+      for (RemoteLookup::Source& holder : where.holders) {
+        if (holder.self) holder.member = SelfMember();
+      }
+      done(std::move(where));
+    });
   });
 }
 

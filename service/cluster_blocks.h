@@ -81,18 +81,23 @@ class ClusterBlocks {
   bool Bring(const TieredStore::NamespaceInfo& space, absl::Span<const BlockKey> keys,
              const Elsewhere& elsewhere, TimePoint deadline, BlockBringer::Progress progress);
 
-  // Who has a block of a run, for people.
+  // From `nanos` on nobody waits for a peer any more: who does goes on with what has come by then.
+  void EndWaiting(std::int64_t nanos);
+
+  // Who has a block of a run, for people: everybody is asked who may know.
   struct Where {
     std::vector<Member> homes;  // Best first.
     std::vector<RemoteLookup::Source> holders;
   };
-  void Find(const Fingerprint& fingerprint, const RunQuery& query, std::function<void(Where)> done);
+  void Find(const Fingerprint& fingerprint, const RunQuery& query, TimePoint deadline,
+            std::function<void(Where)> done);
 
   // This node has the first `count` blocks of these runs, from now on: a HeldRuns::Listener.
   void Hold(absl::Span<const Announcement> changed) { held_.Changed(changed); }
 
-  // Has others take over what only this node has, as it leaves: `done` after `limit_nanos` at most.
-  void HandOver(std::int64_t limit_nanos, std::function<void(const Handover::Report&)> done);
+  // Has others take over what only this node has, as it leaves, hot runs first. Waits for it,
+  // `limit_nanos` at most; on another thread than the loop, once.
+  Handover::Report HandOver(std::int64_t limit_nanos);
 
   // What peers are answered.
   PeerAnswers& answers() { return answers_; }
@@ -121,6 +126,7 @@ class ClusterBlocks {
   std::uint64_t BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const;
   void Hold(const Announcement& run);
   void PublishStats();
+  Member SelfMember() const;
   std::int64_t NanosOf(TimePoint deadline, std::int64_t nanos_max) const;
 
   Loop& loop_;
@@ -143,6 +149,8 @@ class ClusterBlocks {
   Replicator replicator_;
   Handover handover_;
   Handover::Report handed_over_;
+  bool closed_ = false;  // EndWaiting.
+  Loop::TimerId close_timer_ = 0;
   Loop::TimerId stats_timer_ = 0;
   mutable Mutex stats_mu_;
   CopyStats stats_ ABSL_GUARDED_BY(stats_mu_);

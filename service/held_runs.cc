@@ -227,6 +227,27 @@ HeldRuns::Run HeldRuns::RunOf(std::uint64_t anchor_hash, std::size_t blocks_max)
   return run;
 }
 
+void HeldRuns::SortHottestFirst(std::vector<Announcement>* runs) const {
+  std::vector<std::pair<std::uint8_t, Announcement>> by_uses;
+  by_uses.reserve(runs->size());
+  for (const Announcement& run : *runs) {
+    std::vector<HeldTable::Block> blocks;
+    {
+      MutexLock lock(table_mu_);
+      blocks = table_.BlocksOf(run.anchor_hash);
+    }
+    std::uint8_t uses = 0;
+    // The entry may be another block's by now: then it goes a little too early.
+    for (const HeldTable::Block& block : blocks) {
+      uses = std::max(uses, store_->UsesAt(block.entry));
+    }
+    by_uses.emplace_back(uses, run);
+  }
+  std::stable_sort(by_uses.begin(), by_uses.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (std::size_t i = 0; i < runs->size(); ++i) (*runs)[i] = by_uses[i].second;
+}
+
 HeldRuns::Stats HeldRuns::stats() const {
   Stats stats;
   {

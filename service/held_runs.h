@@ -81,6 +81,10 @@ class HeldRuns : public StoreObserver {
   // not after Stop.
   Run RunOf(std::uint64_t anchor_hash, std::size_t blocks_max) const;
 
+  // Runs that were used more come before those that were used less: what counts is the block of
+  // each that was used most. Asks the store, so not after Stop.
+  void SortHottestFirst(std::vector<Announcement>* runs) const;
+
   struct Stats {
     std::uint64_t blocks = 0;   // Of which something is known.
     std::uint64_t waiting = 0;  // Of those: the anchor is not.

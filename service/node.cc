@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <future>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
@@ -76,6 +75,8 @@ constexpr std::chrono::seconds kPinnedWaitMax{5};
 constexpr std::chrono::nanoseconds kReplicationRamp = std::chrono::seconds(60);
 // Of --drain-timeout, for blocks that only this node has; calls in flight get the rest, at least.
 constexpr double kHandOverShare = 0.75;
+// And until calls do without what peers have not sent: they get the rest to pass on what came.
+constexpr double kWaitForPeersShare = 0.9;
 // For etcd to take this node out; its lease ends anyway.
 constexpr std::chrono::milliseconds kLeaveMax{2000};
 
@@ -127,7 +128,7 @@ class Node::Impl {
   absl::Status StartCluster();
   void StartDoor();
   void StartDraining();
-  void HandOver();
+  void HandOver(std::chrono::system_clock::time_point deadline);
   bool Ready() const { return !context_->draining.load(std::memory_order_relaxed); }
   void StopStore();
 
@@ -475,15 +476,22 @@ void Node::Impl::StartDraining() {
 }
 
 // While this node still answers: those that take blocks over fetch them here.
-void Node::Impl::HandOver() {
-  const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
-      kHandOverShare * absl::ToChronoMilliseconds(config_.drain_timeout));
-  std::promise<Handover::Report> told;
-  cluster_->blocks().HandOver(limit.count(),
-                              [&told](const Handover::Report& report) { told.set_value(report); });
-  const Handover::Report report = told.get_future().get();
-  LogInfo(absl::StrCat("drain: ", report.blocks, " blocks are on other nodes, ", report.blocks_left,
-                       " are not"));
+void Node::Impl::HandOver(std::chrono::system_clock::time_point deadline) {
+  const std::chrono::nanoseconds left = deadline - std::chrono::system_clock::now();
+  const auto share = [left](double of) {
+    return static_cast<std::int64_t>(of * static_cast<double>(left.count()));
+  };
+  cluster_->blocks().EndWaiting(clock_.MonotonicNanos() + share(kWaitForPeersShare));
+  const Handover::Report report = cluster_->blocks().HandOver(share(kHandOverShare));
+  const std::string line = absl::StrCat("drain: ", report.blocks, " blocks are on other nodes, ",
+                                        report.blocks_left, " are not");
+  if (report.blocks_left == 0) {
+    LogInfo(line);
+  } else {
+    LogWarning(absl::StrCat(line, config_.data_dir.empty()
+                                      ? " and may be lost"
+                                      : " and are missed until this one is back"));
+  }
 }
 
 void Node::Impl::Drain() {
@@ -491,7 +499,7 @@ void Node::Impl::Drain() {
   const auto deadline =
       std::chrono::system_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
   if (context_ != nullptr) StartDraining();
-  if (cluster_ != nullptr) HandOver();
+  if (cluster_ != nullptr) HandOver(deadline);
   if (cluster_ != nullptr) cluster_->tickets().Stop();
   if (listener_ != nullptr) listener_->Stop();
   // Their streams would keep the servers waiting, their leases the store.

@@ -60,6 +60,7 @@ class alignas(64) BlockEntry {
   std::uint32_t inserted_at_s = 0;  // Of the owner's clock.
   std::uint16_t token_count = 0;
   std::uint8_t flags = 0;  // BlockFlags.
+  std::uint8_t uses = 0;   // Since it came; 255 is as many, or more.
 
  private:
   friend class BlockIndex;

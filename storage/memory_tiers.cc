@@ -1,6 +1,7 @@
 #include "storage/memory_tiers.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "storage/core/check.h"
@@ -155,7 +156,10 @@ bool MemoryTiers::AddLoaded(EntryId entry, const BlockId& id, const BlockKey& pa
 void MemoryTiers::Touch(EntryId entry) {
   MutexLock lock(policy_mu_);
   std::uint8_t flags = 0;
-  index_.With(entry, [&](BlockEntry& e) { flags = e.flags; });
+  index_.With(entry, [&](BlockEntry& e) {
+    flags = e.flags;
+    if (e.uses < std::numeric_limits<std::uint8_t>::max()) ++e.uses;
+  });
   if (InMemory(flags) && (flags & (kDetached | kLeaving)) == 0) policy(TierOf(flags)).Touch(entry);
 }
 

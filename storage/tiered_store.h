@@ -291,6 +291,8 @@ class TieredStore {
             absl::FunctionRef<void(const BlockId&, const HeldBlock&)> visit) const;
   // What the entry stands for now, with the bytes of all its groups; false when it is gone.
   bool BlockAt(EntryId entry, BlockId* id, std::uint64_t* bytes) const;
+  // How often the entry's block was used since it came, up to 255; 0 when it is gone.
+  std::uint8_t UsesAt(EntryId entry) const;
 
   struct VerifyResult {
     std::uint64_t records_checked = 0;

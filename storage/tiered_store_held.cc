@@ -62,6 +62,12 @@ bool TieredStore::Walk(WalkCursor* cursor,
   return more;
 }
 
+std::uint8_t TieredStore::UsesAt(EntryId entry) const {
+  std::uint8_t uses = 0;
+  impl_->index_->At(entry, [&uses](const BlockEntry& e) { uses = e.uses; });
+  return uses;
+}
+
 bool TieredStore::BlockAt(EntryId entry, BlockId* id, std::uint64_t* bytes) const {
   *bytes = 0;
   const auto add = [bytes](const BlockEntry& e) {

@@ -42,7 +42,10 @@ class ClusterCopiesTest : public ClusterTest {
     ASSERT_EQ(result->blocks_stored, kBlocks);
   }
   std::uint32_t HitsOn(const std::string& name, bool local_only) {
-    const auto result = ClientOf(name).Lookup(ns_[name], KeysOf("s", kBlocks), {},
+    return HitsOn(name, "s", local_only);
+  }
+  std::uint32_t HitsOn(const std::string& name, const std::string& sequence, bool local_only) {
+    const auto result = ClientOf(name).Lookup(ns_[name], KeysOf(sequence, kBlocks), {},
                                               {.elsewhere = {.local_only = local_only}});
     EXPECT_TRUE(result.ok()) << result.status();
     return result.ok() ? result->hit_blocks : 0;
@@ -180,6 +183,74 @@ TEST_F(ClusterCopiesTest, ANodeThatIsAloneLeavesAtOnce) {
   EXPECT_EQ(nodes_["a"].process->WaitExit().code, 0);
   // It has 30 s to hand over, which it would use if it waited for others.
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
+}
+
+// Three of five, told at the same moment. None counts on another one of them.
+TEST_F(ClusterCopiesTest, ThreeOfFiveThatLeaveTogetherLoseNothing) {
+  const std::vector<std::string> leave = {"a", "b", "c"}, stay = {"d", "e"};
+  for (const auto* names : {&leave, &stay}) {
+    for (const std::string& name : *names) {
+      StartNode(name, name, kLongLease, {"--drain-timeout", "60s"});
+    }
+  }
+  for (const auto* names : {&leave, &stay}) {
+    for (const std::string& name : *names) {
+      Until([&] { return MembersOf(name) == "a b c d e"; });
+      OpenOn(name);
+    }
+  }
+  for (const std::string& name : leave) {
+    Sequence values(SmallSpec(), kBlocks * SmallSpec().block_tokens, 1);
+    const auto result = ClientOf(name).Store(ns_[name], values.Blocks("of " + name), {});
+    ASSERT_TRUE(result.ok()) << result.status();
+    // The store tells the cluster's part of them a moment later.
+    Until([&] { return HitsOn("d", "of " + name, false) == kBlocks; });
+  }
+  for (const std::string& name : leave) {
+    nodes_[name].client.reset();
+    nodes_[name].process->Signal(SIGTERM);
+  }
+  for (const std::string& name : leave) {
+    EXPECT_EQ(nodes_[name].process->WaitExit(std::chrono::seconds(120)).code, 0);
+    EXPECT_THAT(
+        nodes_[name].process->standard_error(),
+        HasSubstr(absl::StrCat("drain: ", kBlocks, " blocks are on other nodes, 0 are not")));
+  }
+  for (const std::string& name : leave) {
+    std::uint32_t copies = 0;
+    for (const std::string& staying : stay) {
+      for (const BlockKey& key : KeysOf("of " + name, kBlocks)) {
+        const auto found =
+            ClientOf(staying).Lookup(ns_[staying], {key}, {}, {.elsewhere = {.local_only = true}});
+        ASSERT_TRUE(found.ok()) << found.status();
+        copies += found->hit_blocks;
+      }
+    }
+    EXPECT_GE(copies, kBlocks) << "of " << name;
+  }
+}
+
+TEST_F(ClusterCopiesTest, WhenAllLeaveTheySayWhatMayBeLost) {
+  StartNodes({});
+  OpenOn("a");
+  PutOn("a");
+  OpenOn("b");
+  Until([&] { return HitsOn("b", "s", false) == kBlocks; });
+  for (const char* name : {"a", "b", "c"}) {
+    // Before the first one leaves: else the last one may have taken over by then.
+    ASSERT_TRUE(ClientOf(name).Drain().ok());
+  }
+  for (const char* name : {"a", "b", "c"}) {
+    Until([&] { return MembersOf(name) == "a- b- c-"; });
+  }
+  for (const char* name : {"a", "b", "c"}) {
+    nodes_[name].client.reset();
+    nodes_[name].process->Signal(SIGTERM);
+  }
+  for (const char* name : {"a", "b", "c"}) EXPECT_EQ(nodes_[name].process->WaitExit().code, 0);
+  EXPECT_THAT(nodes_["a"].process->standard_error(),
+              HasSubstr(absl::StrCat("drain: 0 blocks are on other nodes, ", kBlocks,
+                                     " are not and may be lost")));
 }
 
 }  // namespace

@@ -4,6 +4,10 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <future>
 #include <map>
 #include <string>
 #include <thread>
@@ -11,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/mapped_blocks.h"
 #include "tests/cluster/cluster_fixture.h"
@@ -99,6 +104,16 @@ class ClusterFetchTest : public ClusterTest {
     for (const char* name : {"b", "c"}) {
       Until([&] { return HitsOn(name, sequence) == kBlocks; });
     }
+  }
+
+  // The number behind `line` in a page of metrics; 0: it is not there.
+  static std::uint64_t CountIn(const std::string& metrics, const std::string& line) {
+    const std::size_t at = metrics.find(line);
+    if (at == metrics.npos) return 0;
+    std::uint64_t count = 0;
+    const std::size_t begin = at + line.size();
+    EXPECT_TRUE(absl::SimpleAtoi(metrics.substr(begin, metrics.find('\n', begin) - begin), &count));
+    return count;
   }
 
   void ComesWholeTo(const std::string& name, const std::string& sequence) {
@@ -229,6 +244,81 @@ TEST_F(ClusterFetchTest, WhoIsStoppedCostsALimitedTime) {
   nodes_["a"].process->Signal(SIGCONT);
   // It was left alone for a while, and is tried by one call first.
   ComesWholeTo("b", "s");
+}
+
+// Calls of all kinds wait for a node that does not answer, longer than the drain may take: they
+// end as they would at their own deadlines, and in time.
+TEST_F(ClusterFetchTest, WhoLeavesDoesNotWaitForAStoppedNode) {
+  StartNodes();
+  StartNode("d", "d", kLongLease, {"--peer-timeout", "10s", "--drain-timeout", "8s"});
+  Until([&] { return MembersOf("d") == "a b c d"; });
+  ns_["d"] = OpenOn("d");
+  const auto requests = [&] {
+    std::uint64_t sum = 0;
+    for (const char* peer : {"a", "b", "c"}) {
+      sum += CountIn(Metrics("d"), absl::StrCat("kvmill_peer_requests_total{peer=\"", peer,
+                                                "\",transport=\"grpc\"} "));
+    }
+    return sum;
+  };
+  // It knows the members a little before it asks them.
+  Until([&] { return HitsOn("d", "early") == 0 && requests() > 0; });
+  for (const char* peer : {"a", "b", "c"}) nodes_[peer].process->Signal(SIGSTOP);
+  const CallOptions call{.timeout = absl::Seconds(60)};
+  const std::vector<std::function<absl::Status()>> calls = {
+      [&] { return ClientOf("d").Lookup(ns_["d"], KeysOf("looked up", 3), {}, call).status(); },
+      [&] {
+        PageCollector sink;
+        return ClientOf("d").Fetch(ns_["d"], KeysOf("fetched", 3), sink, call).status();
+      },
+      [&] {
+        // Without its session there is nothing to lease: that it ends is all.
+        static_cast<void>(ClientOf("d").Map(ns_["d"], KeysOf("mapped", 3), {}, call));
+        return absl::OkStatus();
+      },
+      [&] {
+        return ClientOf("d").Where("shared", KeysOf("sought", 1)[0], BlockKey(), 0, call).status();
+      }};
+  std::vector<std::future<absl::Status>> answers;
+  for (const auto& one : calls) {
+    const std::uint64_t before = requests();
+    answers.push_back(std::async(std::launch::async, one));
+    Until([&] { return requests() > before; });
+  }
+  std::this_thread::sleep_for(Millis(200));
+  nodes_["d"].process->Signal(SIGTERM);
+  EXPECT_EQ(nodes_["d"].process->WaitExit().code, 0);
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const absl::Status status = answers[i].get();
+    EXPECT_TRUE(status.ok()) << i << ": " << status;
+  }
+  for (const char* peer : {"a", "b", "c"}) nodes_[peer].process->Signal(SIGCONT);
+}
+
+TEST_F(ClusterFetchTest, PeopleAreToldWhoHasABlock) {
+  StartNodes();
+  PutOn("a", "s");
+  Announced("s");
+  const BlockKey key = KeysOf("s", 1)[0];
+  const auto places = [&](const std::string& name) {
+    const auto found = ClientOf(name).Where("shared", key, BlockKey(), 0);
+    EXPECT_TRUE(found.ok()) << found.status();
+    return found.ok() ? *found : BlockPlaces();
+  };
+  ComesWholeTo("b", "s");
+  // Whoever is asked, and whatever that one has itself.
+  for (const char* name : {"a", "b", "c"}) {
+    Until([&] { return places(name).holders.size() == 2; });
+    const BlockPlaces found = places(name);
+    EXPECT_FALSE(found.homes.empty());
+    for (const BlockPlaces::Holder& holder : found.holders) {
+      EXPECT_TRUE(holder.member.id == "a" || holder.member.id == "b") << holder.member.id;
+      EXPECT_EQ(holder.member.incarnation, nodes_[holder.member.id].ready["boot_id"]);
+      EXPECT_EQ(holder.member.address, nodes_[holder.member.id].ready["listen"]);
+      EXPECT_EQ(holder.member.capacity_bytes, StatusOf("c").members[0].capacity_bytes);
+      EXPECT_TRUE(holder.told || holder.member.id != name) << "of itself it knows";
+    }
+  }
 }
 
 }  // namespace

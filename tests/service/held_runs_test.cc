@@ -27,6 +27,7 @@
 namespace kvmill {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -300,6 +301,44 @@ TEST_F(HeldRunsTest, CountsTheFirstBlocksOfWhichAllGroupsAreHere) {
   held_->WaitSettled();
   EXPECT_EQ(held_->stats().blocks, 0u);
   EXPECT_THAT(Told(), IsEmpty());
+}
+
+TEST_F(HeldRunsTest, RunsThatWereUsedMoreComeFirst) {
+  Open(nullptr);
+  Start();
+  std::vector<Announcement> runs;
+  for (std::uint64_t n = 0; n < 3; ++n) {
+    const Sequence sequence = Straight(n, 2);
+    for (std::size_t i = 0; i < 2; ++i) PutWhole(sequence, i);
+    runs.push_back({HashOfKey(sequence.keys[0]), 2});
+  }
+  held_->WaitSettled();
+  const auto use = [&](std::uint64_t n, std::size_t index, int times) {
+    for (int i = 0; i < times; ++i) {
+      ASSERT_TRUE(store_->Fetch({space_, 0, Key(n, index)}).ok());
+    }
+  };
+  const auto order = [&] {
+    std::vector<Announcement> sorted = runs;
+    held_->SortHottestFirst(&sorted);
+    std::vector<std::size_t> places;
+    for (const Announcement& run : sorted) {
+      places.push_back(
+          static_cast<std::size_t>(std::find(runs.begin(), runs.end(), run) - runs.begin()));
+    }
+    return places;
+  };
+  EXPECT_THAT(order(), ElementsAre(0, 1, 2));
+  use(2, 1, 5);
+  use(1, 0, 2);
+  EXPECT_THAT(order(), ElementsAre(2, 1, 0));
+  use(0, 0, 300);
+  EXPECT_THAT(order(), ElementsAre(0, 2, 1));
+  // A block that takes a place begins anew.
+  ASSERT_TRUE(store_->Remove(space_, Straight(0, 2).keys).ok());
+  for (std::size_t i = 0; i < 2; ++i) PutWhole(Straight(0, 2), i);
+  held_->WaitSettled();
+  EXPECT_THAT(order(), ElementsAre(2, 1, 0));
 }
 
 TEST_F(HeldRunsTest, CopiesOfPeersAreCountedByTheirAnchorAndMovesChangeNothing) {
