@@ -250,7 +250,7 @@ TEST_F(ClusterFetchTest, WhoIsStoppedCostsALimitedTime) {
 // end as they would at their own deadlines, and in time.
 TEST_F(ClusterFetchTest, WhoLeavesDoesNotWaitForAStoppedNode) {
   StartNodes();
-  StartNode("d", "d", kLongLease, {"--peer-timeout", "10s", "--drain-timeout", "8s"});
+  StartNode("d", "d", kLongLease, {"--peer-timeout", "60s", "--drain-timeout", "8s"});
   Until([&] { return MembersOf("d") == "a b c d"; });
   ns_["d"] = OpenOn("d");
   const auto requests = [&] {
@@ -264,7 +264,7 @@ TEST_F(ClusterFetchTest, WhoLeavesDoesNotWaitForAStoppedNode) {
   // It knows the members a little before it asks them.
   Until([&] { return HitsOn("d", "early") == 0 && requests() > 0; });
   for (const char* peer : {"a", "b", "c"}) nodes_[peer].process->Signal(SIGSTOP);
-  const CallOptions call{.timeout = absl::Seconds(60)};
+  const CallOptions call{.timeout = absl::Seconds(120)};
   const std::vector<std::function<absl::Status()>> calls = {
       [&] { return ClientOf("d").Lookup(ns_["d"], KeysOf("looked up", 3), {}, call).status(); },
       [&] {
@@ -286,11 +286,15 @@ TEST_F(ClusterFetchTest, WhoLeavesDoesNotWaitForAStoppedNode) {
     Until([&] { return requests() > before; });
   }
   std::this_thread::sleep_for(Millis(200));
+  const auto begin = std::chrono::steady_clock::now();
   nodes_["d"].process->Signal(SIGTERM);
-  EXPECT_EQ(nodes_["d"].process->WaitExit().code, 0);
+  EXPECT_EQ(nodes_["d"].process->WaitExit(std::chrono::seconds(100)).code, 0);
+  // What others are asked may take a minute; leaving does not wait for it.
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const absl::Status status = answers[i].get();
-    EXPECT_TRUE(status.ok()) << i << ": " << status;
+    // An answer that a busy machine has no time to send before the end is lost with the daemon.
+    EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << i << ": " << status;
   }
   for (const char* peer : {"a", "b", "c"}) nodes_[peer].process->Signal(SIGCONT);
 }
