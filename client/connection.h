@@ -28,7 +28,8 @@
 
 namespace kvmill {
 
-// One HTTP/2 connection, made when first used and again after it broke.
+// One HTTP/2 connection, made when first used and again after it broke; and one more for calls that
+// last as long as a prefill, of which each takes one of the streams that a connection may have.
 struct Channel {
   explicit Channel(const ServerAddress& address);
 
@@ -37,7 +38,8 @@ struct Channel {
   const std::unique_ptr<v1::Cache::Stub> cache;
   const std::unique_ptr<v1::Admin::Stub> admin;
   const std::unique_ptr<v1::Ticket::Stub> ticket;
-  const std::unique_ptr<v1::Peer::Stub> peer;  // Between daemons.
+  const std::unique_ptr<v1::Ticket::Stub> redeem;  // By that connection.
+  const std::unique_ptr<v1::Peer::Stub> peer;      // Between daemons.
   grpc::GenericStub generic;
 };
 using ChannelPtr = std::shared_ptr<Channel>;  // Calls keep the channel that they run on.

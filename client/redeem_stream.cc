@@ -29,7 +29,7 @@ void RedeemStream::Start(Connection::Deadline deadline) {
     }
     pass_ = admission.pass;
     channel_ = connection_.channel();
-    reader_ = channel_->ticket->PrepareAsyncRedeem(&context_, request_, connection_.queue());
+    reader_ = channel_->redeem->PrepareAsyncRedeem(&context_, request_, connection_.queue());
     reader_->StartCall(&start_done_);
   });
 }

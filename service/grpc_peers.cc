@@ -46,15 +46,21 @@ struct GrpcPeers::Link {
   explicit Link(const Member& member)
       : incarnation(member.incarnation),
         address(member.address),
-        stub(v1::Peer::NewStub(grpc::CreateCustomChannel(absl::StrCat("dns:///", address),
-                                                         grpc::InsecureChannelCredentials(),
-                                                         ChannelArguments()))) {}
+        stub(Connect(address)),
+        waiting(Connect(address)) {}
+  static std::unique_ptr<v1::Peer::Stub> Connect(const std::string& address) {
+    return v1::Peer::NewStub(grpc::CreateCustomChannel(
+        absl::StrCat("dns:///", address), grpc::InsecureChannelCredentials(), ChannelArguments()));
+  }
   bool IsFor(const Member& member) const {
     return incarnation == member.incarnation && address == member.address;
   }
 
   const std::string incarnation, address;
   const std::unique_ptr<v1::Peer::Stub> stub;
+  // Another connection, for questions that the peer answers when there is something to say: each
+  // takes one of a connection's streams for seconds, and lookups must not wait for one.
+  const std::unique_ptr<v1::Peer::Stub> waiting;
 };
 
 GrpcPeers::GrpcPeers(Loop& loop, const Member& self, Puller puller)
@@ -113,7 +119,8 @@ bool GrpcPeers::End(CallId id, bool failed) {
 
 template <typename Reply, typename Answer, typename Request, typename Convert>
 Peers::CallId GrpcPeers::Start(const Member& member, Request request, Method<Request, Reply> method,
-                               std::int64_t deadline_nanos, Convert convert, Done<Answer> done) {
+                               std::int64_t deadline_nanos, Convert convert, Done<Answer> done,
+                               bool waits) {
   // What gRPC uses while the call runs, longer than this knows of it when it came too late.
   struct State {
     LinkPtr link;
@@ -143,7 +150,8 @@ Peers::CallId GrpcPeers::Start(const Member& member, Request request, Method<Req
   });
   Count(member.id, true, false);
   inbox_->Begin();
-  ((*state->link->stub->async()).*method)(
+  v1::Peer::Stub& stub = waits ? *state->link->waiting : *state->link->stub;
+  ((*stub.async()).*method)(
       state->context.get(), &state->request, &state->reply,
       [this, id, state, inbox = inbox_, convert = std::move(convert), done = std::move(done),
        peer = member.id](const grpc::Status& status) mutable {
@@ -245,7 +253,8 @@ Peers::CallId GrpcPeers::AskTicket(const Member& producer, const TicketSecret& s
   request.set_wait_ms(static_cast<std::uint32_t>(wait_nanos / 1'000'000));
   return Start<v1::AskTicketReply>(
       producer, std::move(request), &Async::AskTicket, deadline_nanos,
-      [](const v1::AskTicketReply& reply) { return FromProto(reply); }, std::move(done));
+      [](const v1::AskTicketReply& reply) { return FromProto(reply); }, std::move(done),
+      /*waits=*/true);
 }
 
 Peers::CallId GrpcPeers::AcknowledgeTicket(const Member& producer, const TicketSecret& secret,

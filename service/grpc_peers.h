@@ -93,7 +93,7 @@ class GrpcPeers final : public Peers {
   // `convert(reply)`, on the loop, makes what `done` is told.
   template <typename Reply, typename Answer, typename Request, typename Convert>
   CallId Start(const Member& member, Request request, Method<Request, Reply> method,
-               std::int64_t deadline_nanos, Convert convert, Done<Answer> done);
+               std::int64_t deadline_nanos, Convert convert, Done<Answer> done, bool waits = false);
   LinkPtr LinkOf(const Member& member);
   // Whether the call is there still; then its timer is no more.
   bool End(CallId id, bool failed);
