@@ -17,6 +17,7 @@
 #include "client/data_store.h"
 #include "client/fetch_stream.h"
 #include "client/once_sink.h"
+#include "client/server_stream.h"
 #include "client/store_stream.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
@@ -139,43 +140,22 @@ absl::StatusOr<LookupResult> LookupFromProto(const v1::LookupReply& reply, int k
   return result;
 }
 
-// Collects a List stream. Deletes itself after `done`.
-class ListStream {
+// Collects a List stream.
+class ListStream final : public ServerStream<v1::ListReply> {
  public:
-  ListStream(Connection& connection, Client::Done<std::vector<ListedBlock>> done)
-      : connection_(connection), done_(std::move(done)) {}
-
-  void Start(absl::string_view ns_name, Deadline deadline) {
-    v1::ListRequest request;
-    if (!ns_name.empty()) request.mutable_namespace_()->set_name(std::string(ns_name));
-    connection_.Admit(&context_, deadline, [this, request](const Connection::Admission& admission) {
-      if (!admission.status.ok()) {
-        done_(admission.status);
-        delete this;
-        return;
-      }
-      pass_ = admission.pass;
-      channel_ = connection_.channel();
-      reader_ = channel_->cache->PrepareAsyncList(&context_, request, connection_.queue());
-      reader_->StartCall(&start_done_);
-    });
+  ListStream(Connection& connection, absl::string_view ns_name,
+             Client::Done<std::vector<ListedBlock>> done)
+      : ServerStream(connection), done_(std::move(done)) {
+    if (!ns_name.empty()) request_.mutable_namespace_()->set_name(std::string(ns_name));
   }
 
  private:
-  void OnStart(bool ok) {
-    if (ok) {
-      reader_->Read(&reply_, &read_done_);
-    } else {
-      reader_->Finish(&status_, &finish_done_);
-    }
+  Reader Prepare(Channel& channel, grpc::ClientContext* context,
+                 grpc::CompletionQueue* queue) override {
+    return channel.cache->PrepareAsyncList(context, request_, queue);
   }
-
-  void OnRead(bool ok) {
-    if (!ok) {
-      reader_->Finish(&status_, &finish_done_);
-      return;
-    }
-    for (const v1::ListEntry& entry : reply_.entries()) {
+  absl::Status Take(const v1::ListReply& reply) override {
+    for (const v1::ListEntry& entry : reply.entries()) {
       ListedBlock block;
       block.namespace_name = entry.namespace_();
       const absl::StatusOr<BlockKey> key = BlockKey::FromBytes(entry.key());
@@ -189,34 +169,18 @@ class ListStream {
       block.leases = entry.leases();
       blocks_.push_back(std::move(block));
     }
-    reader_->Read(&reply_, &read_done_);
+    return absl::OkStatus();
   }
-
-  void OnFinish(bool) {
-    connection_.NoteBootId(context_);
-    reader_.reset();
-    channel_.reset();
-    if (status_.error_code() == grpc::StatusCode::UNAUTHENTICATED) connection_.PassRefused(pass_);
-    if (status_.ok()) {
+  void Ended(const absl::Status& status) override {
+    if (status.ok()) {
       done_(std::move(blocks_));
     } else {
-      done_(connection_.StatusOf(status_));
+      done_(status);
     }
-    connection_.End(&context_);
-    delete this;
   }
 
-  Connection& connection_;
+  v1::ListRequest request_;
   const Client::Done<std::vector<ListedBlock>> done_;
-  std::uint64_t pass_ = 0;
-  grpc::ClientContext context_;
-  ChannelPtr channel_;
-  std::unique_ptr<grpc::ClientAsyncReader<v1::ListReply>> reader_;
-  MemberCompletion<ListStream> start_done_{this, &ListStream::OnStart};
-  MemberCompletion<ListStream> read_done_{this, &ListStream::OnRead};
-  MemberCompletion<ListStream> finish_done_{this, &ListStream::OnFinish};
-  v1::ListReply reply_;
-  grpc::Status status_;
   std::vector<ListedBlock> blocks_;
 };
 
@@ -431,7 +395,7 @@ void Client::ListAsync(absl::string_view ns_name, CallOptions call,
                        Done<std::vector<ListedBlock>> done) {
   if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
   // Deletes itself after `done`.
-  (new ListStream(impl_->connection(), std::move(done)))->Start(ns_name, impl_->DeadlineOf(call));
+  (new ListStream(impl_->connection(), ns_name, std::move(done)))->Start(impl_->DeadlineOf(call));
 }
 
 void Client::EvictAsync(Tier tier, std::uint64_t bytes, CallOptions call,

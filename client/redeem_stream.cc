@@ -19,40 +19,10 @@ absl::Status Malformed(absl::string_view what, std::uint64_t got, std::uint64_t 
 
 }  // namespace
 
-void RedeemStream::Start(Connection::Deadline deadline) {
-  connection_.Admit(&context_, deadline, [this](const Connection::Admission& admission) {
-    if (!admission.status.ok()) {
-      ended_();
-      done_(admission.status);
-      delete this;
-      return;
-    }
-    pass_ = admission.pass;
-    channel_ = connection_.channel();
-    reader_ = channel_->redeem->PrepareAsyncRedeem(&context_, request_, connection_.queue());
-    reader_->StartCall(&start_done_);
-  });
-}
-
-void RedeemStream::OnStart(bool ok) {
-  if (ok) {
-    reader_->Read(&message_, &read_done_);
-  } else {
-    reader_->Finish(&status_, &finish_done_);
-  }
-}
-
-void RedeemStream::OnRead(bool ok) {
-  if (ok) failed_ = Take();
-  if (ok && failed_.ok()) return reader_->Read(&message_, &read_done_);
-  if (!failed_.ok()) context_.TryCancel();
-  reader_->Finish(&status_, &finish_done_);
-}
-
-absl::Status RedeemStream::Take() {
+absl::Status RedeemStream::Take(const v1::TicketUpdate& update) {
   const bool first = result_.blocks.empty();
   std::vector<std::uint32_t> changed;
-  for (const v1::RedeemedBlock& news : message_.blocks()) {
+  for (const v1::RedeemedBlock& news : update.blocks()) {
     if (first) {
       // All of them, in their order.
       if (news.block() != result_.blocks.size() || !news.has_what()) {
@@ -91,27 +61,18 @@ absl::Status RedeemStream::Take() {
   return absl::OkStatus();
 }
 
-void RedeemStream::OnFinish(bool) {
-  connection_.NoteBootId(context_);
-  if (status_.error_code() == grpc::StatusCode::UNAUTHENTICATED) connection_.PassRefused(pass_);
-  reader_.reset();
-  channel_.reset();
+void RedeemStream::Ended(const absl::Status& status) {
   ended_();
-  absl::Status status = failed_;
-  if (status.ok() && !status_.ok() && cancelled_.load(std::memory_order_relaxed)) {
-    status = absl::CancelledError("the redeem was cancelled");
-  }
-  if (status.ok()) status = connection_.StatusOf(status_);
   if (status.ok()) {
     result_.missed = static_cast<std::size_t>(
         std::count_if(result_.blocks.begin(), result_.blocks.end(),
                       [](const RedeemedBlock& b) { return b.fate == TicketFate::kMissed; }));
     done_(std::move(result_));
+  } else if (cancelled_.load(std::memory_order_relaxed)) {
+    done_(absl::CancelledError("the redeem was cancelled"));
   } else {
     done_(status);
   }
-  connection_.End(&context_);
-  delete this;
 }
 
 }  // namespace kvmill

@@ -1,13 +1,12 @@
 #include "client/ticket_pages.h"
 
-#include <grpcpp/support/async_stream.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/data_operation.h"
+#include "client/server_stream.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -107,49 +106,24 @@ class DataTicketRead final : public DataOperation<Nothing> {
   PagePlaces places_;
 };
 
-// Deletes itself after `done`.
-class TicketReadStream {
+class TicketReadStream final : public ServerStream<v1::TicketPages> {
  public:
   TicketReadStream(Connection& connection, const TicketPagesRequest& request, TicketPageSink& sink,
                    std::function<void(absl::Status)> done)
-      : connection_(connection),
+      : ServerStream(connection),
         request_(request.request),
         places_(sink, request.page_count),
         done_(std::move(done)) {}
 
-  void Start(Connection::Deadline deadline) {
-    connection_.Admit(&context_, deadline, [this](const Connection::Admission& admission) {
-      if (!admission.status.ok()) {
-        done_(admission.status);
-        delete this;
-        return;
-      }
-      pass_ = admission.pass;
-      channel_ = connection_.channel();
-      reader_ = channel_->peer->PrepareAsyncReadTicket(&context_, request_, connection_.queue());
-      reader_->StartCall(&start_done_);
-    });
-  }
-
  private:
-  void OnStart(bool ok) {
-    if (ok) {
-      reader_->Read(&pages_, &read_done_);
-    } else {
-      reader_->Finish(&status_, &finish_done_);
-    }
+  Reader Prepare(Channel& channel, grpc::ClientContext* context,
+                 grpc::CompletionQueue* queue) override {
+    return channel.peer->PrepareAsyncReadTicket(context, request_, queue);
   }
 
-  void OnRead(bool ok) {
-    if (ok) failed_ = Take();
-    if (ok && failed_.ok()) return reader_->Read(&pages_, &read_done_);
-    if (!failed_.ok()) context_.TryCancel();
-    reader_->Finish(&status_, &finish_done_);
-  }
-
-  absl::Status Take() {
-    if (places_.spans().empty()) KVMILL_RETURN_IF_ERROR(places_.Place(pages_));
-    absl::string_view bytes = pages_.bytes();
+  absl::Status Take(const v1::TicketPages& pages) override {
+    if (places_.spans().empty()) KVMILL_RETURN_IF_ERROR(places_.Place(pages));
+    absl::string_view bytes = pages.bytes();
     while (!bytes.empty()) {
       if (page_ == places_.spans().size()) return Malformed("bytes", bytes.size(), 0);
       const absl::Span<std::byte> rest = places_.spans()[page_].subspan(offset_);
@@ -165,36 +139,15 @@ class TicketReadStream {
     return absl::OkStatus();
   }
 
-  void OnFinish(bool) {
-    connection_.NoteBootId(context_);
-    if (status_.error_code() == grpc::StatusCode::UNAUTHENTICATED) connection_.PassRefused(pass_);
-    absl::Status result = failed_;
-    if (result.ok()) result = connection_.StatusOf(status_);
-    if (result.ok() && (places_.spans().empty() || page_ < places_.spans().size())) {
-      result = Malformed("pages", page_, places_.spans().size());
-    }
-    reader_.reset();
-    channel_.reset();
-    done_(result);
-    connection_.End(&context_);
-    delete this;
+  void Ended(const absl::Status& status) override {
+    const bool whole = !places_.spans().empty() && page_ == places_.spans().size();
+    done_(status.ok() && !whole ? Malformed("pages", page_, places_.spans().size()) : status);
   }
 
-  Connection& connection_;
   const v1::ReadTicketRequest request_;
   PagePlaces places_;
   const std::function<void(absl::Status)> done_;
-  std::uint64_t pass_ = 0;
-  grpc::ClientContext context_;
-  ChannelPtr channel_;
-  std::unique_ptr<grpc::ClientAsyncReader<v1::TicketPages>> reader_;
-  MemberCompletion<TicketReadStream> start_done_{this, &TicketReadStream::OnStart};
-  MemberCompletion<TicketReadStream> read_done_{this, &TicketReadStream::OnRead};
-  MemberCompletion<TicketReadStream> finish_done_{this, &TicketReadStream::OnFinish};
-  v1::TicketPages pages_;
   std::size_t page_ = 0, offset_ = 0;  // Where the next byte goes.
-  absl::Status failed_;
-  grpc::Status status_;
 };
 
 }  // namespace
@@ -212,6 +165,7 @@ void StartDataTicketRead(DataLink& link, ConnectionPtr connection,
 void StartTicketReadStream(Connection& connection, const TicketPagesRequest& request,
                            TicketPageSink& sink, Connection::Deadline deadline,
                            std::function<void(absl::Status)> done) {
+  // Deletes itself after `done`.
   (new TicketReadStream(connection, request, sink, std::move(done)))->Start(deadline);
 }
 
