@@ -1,6 +1,6 @@
 """Two nodes and real K and V: exchange.py all NODE_A NODE_B SOCKET_A KV [plaintext]
 
-Three processes. One stores the K and V of a prompt (KV_L00_k.npy and so on, [tokens, heads, head_dim]) in the daemon of
+Three processes. One stores the K and V of a prompt (KV and L00_k.npy and so on, [tokens, heads, head_dim]) in the daemon of
 node A; one takes the records from there and puts them into the daemon of node B, both over UCX; one on node A maps A's
 blocks, compares them with what B has, byte by byte, and attends to them where A's daemon keeps them. Each is also a
 command of its own, to be run on a node of its own:
