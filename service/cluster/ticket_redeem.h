@@ -39,7 +39,9 @@ class TicketRedeem {
   static constexpr std::size_t kRememberMax = 1024;
 
   struct Options {
-    std::size_t tickets_max = 1024;   // At work at a time.
+    // At work at a time. Each has a question at its producer all along, which takes one of the 128
+    // streams that a connection has: what waits for one would pass for a silent producer.
+    std::size_t tickets_max = 120;
     std::size_t pulls_max = 4;        // Of one ticket at a time,
     std::size_t pull_pages_max = 64;  // of so many pages.
     std::size_t begins_max = 16;      // Copies of one ticket that wait for memory.
