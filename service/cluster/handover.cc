@@ -25,6 +25,8 @@ void Handover::Start(std::vector<Announcement> runs, std::int64_t deadline_nanos
   next_ = 0;
   left_ = std::move(runs);
   std::erase_if(left_, [](const Announcement& run) { return run.count == 0; });
+  report_.runs_left = left_.size();
+  for (const Announcement& run : left_) report_.blocks_left += run.count;
   begin_ = loop_.clock().MonotonicNanos() + options_.begin_nanos;
   deadline_ = deadline_nanos;
   done_ = std::move(done);
@@ -95,7 +97,9 @@ void Handover::Answered(const std::string& id,
     if ((*counts)[i] < home.asked[i].count) continue;
     safe.insert(home.asked[i].anchor_hash);
     ++report_.runs;
+    --report_.runs_left;
     report_.blocks += home.asked[i].count;
+    report_.blocks_left -= home.asked[i].count;
   }
   std::erase_if(left_, [&](const Announcement& run) { return safe.contains(run.anchor_hash); });
   // A home that copies is asked less and less often; what it has done by then counts.
@@ -113,8 +117,6 @@ void Handover::Complete() {
     if (home.call != 0) peers_.Cancel(home.call);
     home.call = 0;
   }
-  report_.runs_left = left_.size();
-  for (const Announcement& run : left_) report_.blocks_left += run.count;
   std::exchange(done_, nullptr)(report_);
 }
 

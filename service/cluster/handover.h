@@ -55,6 +55,9 @@ class Handover {
 
   bool running() const { return done_ != nullptr; }
 
+  // What is known by now; zeros before Start.
+  const Report& report() const { return report_; }
+
  private:
   struct Home {
     Member member;

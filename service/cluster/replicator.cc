@@ -8,9 +8,9 @@ namespace kvmill {
 
 namespace {
 
-// Runs that are looked at to find work for peers, of those that nodes that leave hand over and of
-// the others.
-constexpr std::size_t kUrgentPopsMax = 1024, kPopsMax = 256;
+// Runs that are looked at to find work for peers, of those that nodes that leave hand over, all
+// together and at least of each, and of the others.
+constexpr std::size_t kUrgentPopsMax = 1024, kUrgentPopsMin = 2 * kListRunsMax, kPopsMax = 256;
 constexpr std::int64_t kFullNanos = 1'000'000'000;
 
 // How many of the first blocks of a run are among them.
@@ -52,6 +52,8 @@ void Replicator::SetView(std::shared_ptr<const ClusterView> view) {
     }
   }
   for (const JobId id : lost) EndJob(id, std::nullopt);
+  std::erase_if(leavers_,
+                [this](const auto& leaver) { return !view_->IndexOf(leaver.first).has_value(); });
 }
 
 void Replicator::SetMembers(const std::vector<Member>& members) {
@@ -91,6 +93,7 @@ std::vector<std::uint8_t> Replicator::HandedOver(const Member& from,
   const auto index = view_ == nullptr ? std::nullopt : view_->IndexOf(options_.self_id);
   const bool stays = !leaves_ && index.has_value() && *index < view_->serving_count();
   leaving_[from.id] = from.incarnation;
+  const Leaver leaver = LeaverOf(from);
   for (const Announcement& said : announcements) {
     std::uint8_t count = stays ? options_.held(said.anchor_hash) : std::uint8_t{0};
     for (const Pointer& pointer : pointers_.Find(said.anchor_hash)) {
@@ -98,7 +101,7 @@ std::vector<std::uint8_t> Replicator::HandedOver(const Member& from,
       if (pointer.holder == from.id || pointer.holder == options_.self_id) continue;
       if (Stays(pointer)) count = std::max(count, pointer.count);
     }
-    if (stays && count < said.count) Add(said.anchor_hash, Reason::kHandedOver);
+    if (stays && count < said.count) Add(said.anchor_hash, Reason::kHandedOver, leaver);
     counts.push_back(count);
   }
   return counts;
@@ -160,25 +163,43 @@ Replicator::Source Replicator::SourceOf(std::uint64_t anchor_hash, Reason reason
 }
 
 // Whether the run is, or was already, among those that are to be copied.
-bool Replicator::Add(std::uint64_t anchor_hash, Reason reason) {
+bool Replicator::Add(std::uint64_t anchor_hash, Reason reason, Leaver leaver) {
   const auto found = items_.find(anchor_hash);
   if (found != items_.end()) {
-    found->second.reason = std::max(found->second.reason, reason);
+    Item& item = found->second;
+    const bool first = leaver != 0 && item.leaver == 0;
+    // Two that leave have it: it does not wait behind all of one's that may be stuck. Once, so that
+    // stale places do not pile up.
+    const bool other = leaver != 0 && item.leaver != 0 && item.leaver != leaver && !item.moved;
+    item.reason = std::max(item.reason, reason);
+    item.moved |= other;
+    if (first || other) item.leaver = leaver;
+    if ((first || other) && item.serial != 0) Push(anchor_hash);
     return true;
   }
   const Source source = SourceOf(anchor_hash, reason);
   if (!source.member.has_value() && !source.later) return false;
-  if (items_.size() >= (reason == Reason::kHandedOver ? 2 : 1) * kQueueMax) {
+  const bool own_room = leaver != 0 && urgent_[leaver].size() < kLeaverMin;
+  if (items_.size() >= (reason == Reason::kHandedOver ? 2 : 1) * kQueueMax && !own_room) {
     sweep_again_ = true;
     return false;
   }
-  items_[anchor_hash] = {.reason = reason};
-  QueueOf(anchor_hash).push_back(anchor_hash);
+  items_[anchor_hash] = {.reason = reason, .leaver = leaver};
+  Push(anchor_hash);
   return true;
 }
 
-std::deque<std::uint64_t>& Replicator::QueueOf(std::uint64_t anchor_hash) {
-  return items_.at(anchor_hash).reason == Reason::kHandedOver ? urgent_ : queue_;
+Replicator::Leaver Replicator::LeaverOf(const Member& member) {
+  const auto [found, added] = leavers_.try_emplace(member.id, next_leaver_);
+  next_leaver_ += added;
+  return found->second;
+}
+
+void Replicator::Push(std::uint64_t anchor_hash) {
+  Item& item = items_.at(anchor_hash);
+  item.serial = next_serial_++;
+  Queue& queue = item.leaver != 0 ? urgent_[item.leaver] : queue_;
+  queue.push_back({anchor_hash, item.serial});
 }
 
 void Replicator::Tick() {
@@ -204,42 +225,57 @@ void Replicator::Sweep() {
 }
 
 void Replicator::StartJobs() {
-  StartJobs(&urgent_, kUrgentPopsMax);
-  StartJobs(&queue_, kPopsMax);
+  std::erase_if(urgent_, [](const auto& entry) { return entry.second.empty(); });
+  std::vector<Leaver> turns;
+  const auto next = urgent_.upper_bound(last_served_);
+  for (auto it = next; it != urgent_.end(); ++it) turns.push_back(it->first);
+  for (auto it = urgent_.begin(); it != next; ++it) turns.push_back(it->first);
+  const std::size_t pops =
+      std::max(kUrgentPopsMin, kUrgentPopsMax / std::max<std::size_t>(turns.size(), 1));
+  for (const Leaver leaver : turns) {
+    if (StartJobs(&urgent_.at(leaver), pops, /*ordered=*/true)) last_served_ = leaver;
+  }
+  StartJobs(&queue_, kPopsMax, /*ordered=*/false);
 }
 
-void Replicator::StartJobs(std::deque<std::uint64_t>* queue, std::size_t pops) {
-  if (jobs_.size() >= kJobsMax || loop_.clock().MonotonicNanos() < full_until_) return;
-  std::vector<std::uint64_t> later;
-  std::map<MemberIndex, std::vector<std::uint64_t>> of;  // By source.
-  for (; pops > 0 && !queue->empty(); --pops) {
-    const std::uint64_t hash = queue->front();
+bool Replicator::StartJobs(Queue* queue, std::size_t pops, bool ordered) {
+  if (jobs_.size() >= kJobsMax || loop_.clock().MonotonicNanos() < full_until_) return false;
+  std::vector<Place> later;
+  std::map<MemberIndex, std::vector<Place>> of;  // By source.
+  while (pops > 0 && !queue->empty()) {
+    const Place place = queue->front();
     queue->pop_front();
-    const Source source = SourceOf(hash, items_.at(hash).reason);
+    const auto item = items_.find(place.anchor_hash);
+    if (item == items_.end() || item->second.serial != place.serial) continue;  // Stale.
+    --pops;
+    const Source source = SourceOf(place.anchor_hash, item->second.reason);
     if (source.member.has_value()) {
-      of[*source.member].push_back(hash);
+      of[*source.member].push_back(place);
     } else if (source.later) {
-      later.push_back(hash);
+      later.push_back(place);
     } else {
-      items_.erase(hash);
+      items_.erase(item);
     }
   }
-  if (queue == &urgent_) {
-    urgent_.insert(urgent_.begin(), later.begin(), later.end());  // Their order counts.
-  } else {
-    for (const std::uint64_t hash : later) QueueOf(hash).push_back(hash);
-  }
-  for (auto& [index, hashes] : of) {
+  queue->insert(ordered ? queue->begin() : queue->end(), later.begin(), later.end());
+  bool started = false;
+  for (auto& [index, places] : of) {
     const Member& source = view_->members()[index];
     std::size_t taken = 0;
     if (jobs_.size() < kJobsMax && health_.Admit(source)) {
-      taken = std::min(hashes.size(), kListRunsMax);
-      StartJob(source, {hashes.begin(), hashes.begin() + static_cast<std::ptrdiff_t>(taken)});
+      taken = std::min(places.size(), kListRunsMax);
+      std::vector<std::uint64_t> hashes;
+      for (std::size_t i = 0; i < taken; ++i) {
+        hashes.push_back(places[i].anchor_hash);
+        items_.at(hashes.back()).serial = 0;
+      }
+      StartJob(source, std::move(hashes));
+      started = true;
     }
-    for (std::size_t i = hashes.size(); i > taken; --i) {
-      QueueOf(hashes[i - 1]).push_front(hashes[i - 1]);
-    }
+    queue->insert(queue->begin(), places.begin() + static_cast<std::ptrdiff_t>(taken),
+                  places.end());
   }
+  return started;
 }
 
 void Replicator::StartJob(const Member& source, std::vector<std::uint64_t> hashes) {
@@ -298,7 +334,7 @@ void Replicator::Advance(JobId id) {
       const Item item = items_.at(hash);
       const bool more = LeadingOf(has) < pointers_.MostOf(hash);
       Done(&job, hash);
-      if (more && item.tries + 1u < kTriesMax && Add(hash, item.reason)) {
+      if (more && item.tries + 1u < kTriesMax && Add(hash, item.reason, item.leaver)) {
         items_.at(hash).tries = static_cast<std::uint8_t>(item.tries + 1);
       }
       job.runs.pop_back();
@@ -383,7 +419,7 @@ void Replicator::EndJob(JobId id, std::optional<PeerHealth::Fault> fault) {
     if (++item.tries == kTriesMax) {
       items_.erase(hash);
     } else {
-      QueueOf(hash).push_back(hash);
+      Push(hash);
     }
   }
   if (view_ != nullptr) StartJobs();

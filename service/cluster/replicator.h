@@ -11,6 +11,9 @@
 // It copies, too, whatever R is: runs that a node which leaves hands over, when no node that stays
 // has them; and runs that many ask for (HotRuns).
 //
+// Each node that leaves has a queue of its own, and is served in turn with the others: one that is
+// slow, or does not answer, keeps waiting only for itself.
+//
 // A run that was evicted here is left alone for a while, or a full node would copy all day what it
 // has no room for. Nothing here verifies blocks: Peers::Pull does. Lives on the loop.
 #ifndef KVMILL_SERVICE_CLUSTER_REPLICATOR_H_
@@ -40,6 +43,7 @@ class Replicator {
  public:
   static constexpr std::size_t kJobsMax = 4;           // Peers that are copied from at once.
   static constexpr std::size_t kQueueMax = 1 << 14;    // Runs that wait; more come with a sweep.
+  static constexpr std::size_t kLeaverMin = 1024;      // For each that leaves, however many wait.
   static constexpr std::size_t kSweepSlice = 4096;     // Anchors that a tick looks at.
   static constexpr std::size_t kTriesMax = 8;          // Of a run, before it waits for a sweep.
   static constexpr std::size_t kRestingMax = 1 << 16;  // Evicted runs that are remembered.
@@ -97,10 +101,20 @@ class Replicator {
  private:
   // Why a run is copied.
   enum class Reason : std::uint8_t { kHome, kHot, kHandedOver };
+  using Leaver = std::uint32_t;  // A node that hands over, by a number; 0: none.
   struct Item {
     Reason reason = Reason::kHome;
     std::uint8_t tries = 0;
+    bool moved = false;        // To the queue of another leaver than the first one.
+    Leaver leaver = 0;         // Who hands it over.
+    std::uint64_t serial = 0;  // Of its place in a queue; 0: it is in a job.
   };
+  // Runs that wait. A place whose serial is not the item's is stale, and passed over.
+  struct Place {
+    std::uint64_t anchor_hash = 0;
+    std::uint64_t serial = 0;
+  };
+  using Queue = std::deque<Place>;
   struct Source {
     bool later = false;  // There is one, and not now.
     std::optional<MemberIndex> member;
@@ -119,15 +133,18 @@ class Replicator {
 
   void Tick();
   void Sweep();
-  bool Add(std::uint64_t anchor_hash, Reason reason);
+  bool Add(std::uint64_t anchor_hash, Reason reason, Leaver leaver = 0);
   bool Keeps(std::uint64_t anchor_hash, const std::vector<Pointer>& pointers) const;
   Source SourceOf(std::uint64_t anchor_hash, Reason reason) const;
   bool Busy(const Member& member) const;
   bool Stays(const Pointer& pointer) const;
 
-  std::deque<std::uint64_t>& QueueOf(std::uint64_t anchor_hash);
+  Leaver LeaverOf(const Member& member);
+  // Gives a run its place, at the end of its queue.
+  void Push(std::uint64_t anchor_hash);
   void StartJobs();
-  void StartJobs(std::deque<std::uint64_t>* queue, std::size_t pops);
+  // Whether one was.
+  bool StartJobs(Queue* queue, std::size_t pops, bool ordered);
   void StartJob(const Member& source, std::vector<std::uint64_t> hashes);
   void Listed(JobId id, const absl::StatusOr<std::vector<HeldRun>>& runs);
   void Advance(JobId id);
@@ -149,7 +166,12 @@ class Replicator {
   absl::flat_hash_map<std::uint64_t, Item> items_;
   // Of items_, those that are in no job: what is handed over goes first, in the order in which the
   // node that leaves wants it.
-  std::deque<std::uint64_t> urgent_, queue_;
+  std::map<Leaver, Queue> urgent_;
+  Queue queue_;
+  std::map<std::string, Leaver> leavers_;  // By node id; those in the view.
+  Leaver next_leaver_ = 1;
+  Leaver last_served_ = 0;
+  std::uint64_t next_serial_ = 1;
   JobId next_job_ = 1;
   std::map<JobId, Job> jobs_;
   std::size_t sweep_ = 0;     // Anchors below this place are still to be looked at.

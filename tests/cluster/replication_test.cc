@@ -498,6 +498,44 @@ TEST_F(ReplicationTest, WhatIsHandedOverComesFirstAndInItsOrder) {
   EXPECT_LE(Copied(owed), 12u) << "of the node that does not leave, at the same time";
 }
 
+// One that leaves does not answer, and has more than the queue takes; the other one's runs, and one
+// that both have, come all the same.
+TEST_F(ReplicationTest, ANodeThatLeavesDoesNotWaitForAnotherThatIsStuck) {
+  Make(0);
+  Member stuck = Node(1), other = Node(2);
+  stuck.state = other.state = MemberState::kDraining;
+  SetView({Node(0), stuck, other});
+  const auto hand_over = [&](const Member& from, std::size_t first, std::size_t count) {
+    std::vector<Announcement> list;
+    for (std::size_t run = first; run < first + count; ++run) {
+      peers_.run_of[HashOf(run)] = run;
+      peers_.scripts[from.id].runs.insert(run);
+      list.push_back({HashOf(run), kBlocks});
+    }
+    pointers_.Announced(from, list);
+    replicator_->HandedOver(from, list);
+  };
+  peers_.scripts["node-1"].silent = true;
+  for (std::size_t run = 0; run < 40'000; run += 1000) hand_over(stuck, run, 1000);
+  EXPECT_EQ(replicator_->queued(), 2 * Replicator::kQueueMax);
+  Run(5 * kSimSecond);  // It is known to be silent, and asked now and then.
+  EXPECT_EQ(peers_.pulled_blocks, 0u);
+  hand_over(other, 50'000, 20);
+  hand_over(other, 30'000, 1);
+  std::vector<std::size_t> runs = {30'000};
+  for (std::size_t run = 50'000; run < 50'020; ++run) runs.push_back(run);
+  for (int i = 0; i < 20 && Copied(runs) < runs.size(); ++i) Run(100 * kSimMs);
+  EXPECT_EQ(Copied(runs), runs.size());
+  EXPECT_EQ(peers_.pulled_blocks, runs.size() * kBlocks) << "each once";
+  // It answers again: what it has is in the queue still, or asked for again.
+  peers_.scripts["node-1"].silent = false;
+  for (std::size_t i = 0; i < 100 && !Here(999, 9); ++i) {
+    hand_over(stuck, 0, 1000);
+    Run(2 * kSimSecond);
+  }
+  EXPECT_TRUE(Here(0, 9) && Here(999, 9));
+}
+
 TEST_F(ReplicationTest, AHandoverEndsWhenAllIsSafeOrTheTimeIsOver) {
   const auto hand_over = [&](std::int64_t limit) {
     Handover handover(loop_, peers_, health_, {.self_id = "node-0"});
@@ -511,7 +549,11 @@ TEST_F(ReplicationTest, AHandoverEndsWhenAllIsSafeOrTheTimeIsOver) {
     handover.Start(runs, loop_.clock().MonotonicNanos() + limit,
                    [&](const auto& r) { report = r; });
     EXPECT_FALSE(report.has_value());
-    while (!report.has_value() && events_.now() <= start + limit) Run(kSimMs);
+    EXPECT_EQ(handover.report().blocks_left, 20'000u);
+    while (!report.has_value() && events_.now() <= start + limit) {
+      Run(kSimMs);
+      EXPECT_EQ(handover.report().blocks + handover.report().blocks_left, 20'000u) << "as it goes";
+    }
     EXPECT_TRUE(report.has_value());
     EXPECT_FALSE(handover.running());
     EXPECT_EQ(peers_.open, 0);
