@@ -187,6 +187,13 @@ absl::StatusOr<std::uint64_t> Client::Drain(CallOptions call) {
   return Wait<std::uint64_t>([&](auto done) { DrainAsync(call, std::move(done)); });
 }
 
+absl::StatusOr<NodeDrain> Client::DrainNode(absl::string_view node,
+                                            std::function<void(const NodeDrain&)> progress,
+                                            CallOptions call) {
+  return Wait<NodeDrain>(
+      [&](auto done) { DrainNodeAsync(node, std::move(progress), call, std::move(done)); });
+}
+
 absl::StatusOr<ServerStatus> Client::Status(CallOptions call) {
   return Wait<ServerStatus>([&](auto done) { StatusAsync(call, std::move(done)); });
 }

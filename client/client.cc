@@ -25,59 +25,6 @@
 namespace kvmill {
 namespace {
 
-ClusterMember MemberFromProto(const v1::ClusterMember& member) {
-  return {member.id(),
-          absl::BytesToHexString(member.incarnation()),
-          member.address(),
-          member.zone(),
-          member.capacity_bytes(),
-          member.draining()};
-}
-
-BlockPlaces PlacesFromProto(const v1::WhereReply& reply) {
-  BlockPlaces places;
-  for (const v1::ClusterMember& home : reply.homes()) {
-    places.homes.push_back(MemberFromProto(home));
-  }
-  for (const v1::BlockHolder& holder : reply.holders()) {
-    places.holders.push_back({MemberFromProto(holder.member()), holder.told()});
-  }
-  return places;
-}
-
-ClusterStatus ClusterFromProto(const v1::ClusterReply& reply) {
-  ClusterStatus status;
-  status.node_id = reply.node_id();
-  switch (reply.registration()) {
-    case v1::REGISTRATION_NONE:
-      status.registration = "none";
-      break;
-    case v1::REGISTRATION_JOINING:
-      status.registration = "joining";
-      break;
-    case v1::REGISTRATION_REGISTERED:
-      status.registration = "registered";
-      break;
-    case v1::REGISTRATION_REFUSED:
-      status.registration = "refused";
-      break;
-    case v1::REGISTRATION_LEFT:
-      status.registration = "left";
-      break;
-    default:
-      status.registration = "unknown";  // Of a newer daemon.
-      break;
-  }
-  for (const v1::ClusterMember& member : reply.members()) {
-    status.members.push_back(MemberFromProto(member));
-  }
-  status.version = reply.version();
-  status.stale = reply.stale();
-  status.keeping = reply.keeping();
-  status.problem = reply.problem();
-  return status;
-}
-
 ServerStat StatFromProto(const v1::StatReply& reply) {
   ServerStat stat;
   stat.blocks = reply.blocks();
@@ -423,32 +370,6 @@ void Client::VerifyAsync(CallOptions call, Done<VerifyResult> done) {
         return VerifyResult{reply.records_checked(), reply.failures()};
       },
       std::move(done));
-}
-
-void Client::ClusterAsync(CallOptions call, Done<ClusterStatus> done) {
-  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
-  impl_->Call<v1::ClusterReply, ClusterStatus>(
-      impl_->DeadlineOf(call),
-      [request = v1::ClusterRequest()](Channel& channel, auto* context, auto* queue) {
-        return channel.admin->PrepareAsyncCluster(context, request, queue);
-      },
-      &ClusterFromProto, std::move(done));
-}
-
-void Client::WhereAsync(absl::string_view ns_name, const BlockKey& key, const BlockKey& anchor,
-                        std::uint32_t place, CallOptions call, Done<BlockPlaces> done) {
-  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
-  v1::WhereRequest request;
-  request.mutable_namespace_()->set_name(std::string(ns_name));
-  request.set_key(std::string(key.view()));
-  request.set_anchor(std::string(anchor.view()));
-  request.set_place(place);
-  impl_->Call<v1::WhereReply, BlockPlaces>(
-      impl_->DeadlineOf(call),
-      [request = std::move(request)](Channel& channel, auto* context, auto* queue) {
-        return channel.admin->PrepareAsyncWhere(context, request, queue);
-      },
-      &PlacesFromProto, std::move(done));
 }
 
 void Client::DrainAsync(CallOptions call, Done<std::uint64_t> done) {

@@ -267,6 +267,19 @@ struct ClusterMember {
   std::string zone;
   std::uint64_t capacity_bytes = 0;
   bool draining = false;
+  std::string admin_address;  // HOST:PORT; empty: none that other nodes reach.
+};
+
+// How far a node is that drains.
+struct NodeDrain {
+  enum class Phase : std::uint8_t {
+    kHandingOver,  // Other nodes copy what only it has. It takes no stores.
+    kEnding,       // Calls in flight end, blocks become durable.
+    kLeft,         // It is no longer in the cluster.
+  };
+  Phase phase = Phase::kHandingOver;
+  std::uint64_t blocks = 0;       // Of it that are on other nodes.
+  std::uint64_t blocks_left = 0;  // Of it that are on no other node that is known.
 };
 
 // What a daemon knows of its cluster.
@@ -520,6 +533,18 @@ class Client {
   // The number of blocks made durable. The daemon takes no more stores afterwards.
   absl::StatusOr<std::uint64_t> Drain(CallOptions call = {});
   void DrainAsync(CallOptions call, Done<std::uint64_t> done);
+  // Has a node of the daemon's cluster, or the daemon itself, drain, leave and end, as SIGTERM
+  // does. `progress` runs on the connection's threads, twice a second and at every change. Done
+  // when the node has left, or, when it is the daemon itself, when it is ending; `blocks_left` then
+  // says what may be lost. It goes on when the call ends before that: a node drains for up to its
+  // --drain-timeout, so that is what the call needs. NOT_FOUND: no such node; FAILED_PRECONDITION:
+  // it drains already, or has no --admin that other nodes reach; ABORTED: it could not be reached,
+  // or was lost.
+  absl::StatusOr<NodeDrain> DrainNode(absl::string_view node,
+                                      std::function<void(const NodeDrain&)> progress = nullptr,
+                                      CallOptions call = {});
+  void DrainNodeAsync(absl::string_view node, std::function<void(const NodeDrain&)> progress,
+                      CallOptions call, Done<NodeDrain> done);
   absl::StatusOr<ClusterStatus> Cluster(CallOptions call = {});
   void ClusterAsync(CallOptions call, Done<ClusterStatus> done);
   // Of a block of the daemon's own tenant. `anchor` is the first block of its run of 32, in which

@@ -39,6 +39,7 @@ void ToProto(const Member& member, v1::ClusterMember* to) {
   to->set_zone(member.zone);
   to->set_capacity_bytes(member.capacity_bytes);
   to->set_draining(member.state == MemberState::kDraining);
+  to->set_admin_address(member.admin_address);
 }
 
 void ToProto(const ClusterBlocks::Where& where, v1::WhereReply* reply) {
@@ -143,6 +144,14 @@ grpc::Status AdminService::Drain(grpc::ServerContext* call, const v1::DrainReque
   }());
 }
 
+grpc::Status AdminService::DrainNode(grpc::ServerContext* call, const v1::DrainNodeRequest* request,
+                                     grpc::ServerWriter<v1::DrainProgress>* progress) {
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_RETURN_IF_ERROR(Enter(call, "DrainNode", true));
+    return drains_.Drain(*call, *request, *progress);
+  }());
+}
+
 grpc::Status AdminService::Cluster(grpc::ServerContext* call, const v1::ClusterRequest*,
                                    v1::ClusterReply* reply) {
   return StatusToGrpc([&]() -> absl::Status {
@@ -170,17 +179,29 @@ grpc::ServerUnaryReactor* AdminService::Where(grpc::CallbackServerContext* call,
   // True: the peers are asked, and answer later.
   const absl::StatusOr<bool> asks = [&]() -> absl::StatusOr<bool> {
     KVMILL_RETURN_IF_ERROR(Enter(call, "Where", false));
-    KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
-                            context_.Resolve(Caller{kDefaultTenant, 0}, request->namespace_()));
+    const Caller caller{kDefaultTenant, 0};
     KVMILL_ASSIGN_OR_RETURN(const RunQuery query, QueryFromProto(*request));
     const ClusterNode* const cluster = context_.cluster.load(std::memory_order_acquire);
-    if (cluster == nullptr) return false;
-    cluster->blocks().Find(info.fingerprint, query, call->deadline(),
-                           [reactor, reply](const ClusterBlocks::Where& where) {
-                             ToProto(where, reply);
-                             reactor->Finish(grpc::Status::OK);
-                           });
-    return true;
+    const auto find = [reactor, reply, query, cluster,
+                       deadline = call->deadline()](const Fingerprint& fingerprint) {
+      cluster->blocks().Find(fingerprint, query, deadline,
+                             [reactor, reply](const ClusterBlocks::Where& where) {
+                               ToProto(where, reply);
+                               reactor->Finish(grpc::Status::OK);
+                             });
+    };
+    const absl::StatusOr<TieredStore::NamespaceInfo> info =
+        context_.Resolve(caller, request->namespace_());
+    if (info.ok() && cluster != nullptr) find(info->fingerprint);
+    if (info.ok()) return cluster != nullptr;
+    if (context_.Learn(info.status(), caller, request->namespace_(), Elsewhere(), call->deadline(),
+                       [reactor, find](const absl::StatusOr<TieredStore::NamespaceInfo>& learned) {
+                         if (learned.ok()) return find(learned->fingerprint);
+                         reactor->Finish(StatusToGrpc(learned.status()));
+                       })) {
+      return true;
+    }
+    return info.status();
   }();
   if (!asks.ok() || !*asks) reactor->Finish(StatusToGrpc(asks.status()));
   return reactor;

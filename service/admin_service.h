@@ -6,6 +6,7 @@
 
 #include "kvmill/v1/admin.grpc.pb.h"
 #include "service/local_peers.h"
+#include "service/node_drains.h"
 #include "service/service_context.h"
 
 namespace kvmill {
@@ -13,8 +14,9 @@ namespace kvmill {
 class AdminService final : public v1::Admin::WithCallbackMethod_Where<v1::Admin::Service> {
  public:
   // `start_drain` marks the daemon as draining everywhere (readiness, health); idempotent.
-  AdminService(ServiceContext& context, AdminGate gate, std::function<void()> start_drain)
-      : context_(context), gate_(gate), start_drain_(std::move(start_drain)) {}
+  AdminService(ServiceContext& context, AdminGate gate, NodeDrains& drains,
+               std::function<void()> start_drain)
+      : context_(context), gate_(gate), drains_(drains), start_drain_(std::move(start_drain)) {}
 
   grpc::Status Status(grpc::ServerContext* call, const v1::StatusRequest* request,
                       v1::StatusReply* reply) override;
@@ -26,6 +28,8 @@ class AdminService final : public v1::Admin::WithCallbackMethod_Where<v1::Admin:
                       v1::VerifyReply* reply) override;
   grpc::Status Drain(grpc::ServerContext* call, const v1::DrainRequest* request,
                      v1::BlockCount* reply) override;
+  grpc::Status DrainNode(grpc::ServerContext* call, const v1::DrainNodeRequest* request,
+                         grpc::ServerWriter<v1::DrainProgress>* progress) override;
   grpc::Status Cluster(grpc::ServerContext* call, const v1::ClusterRequest* request,
                        v1::ClusterReply* reply) override;
   grpc::ServerUnaryReactor* Where(grpc::CallbackServerContext* call,
@@ -37,6 +41,7 @@ class AdminService final : public v1::Admin::WithCallbackMethod_Where<v1::Admin:
 
   ServiceContext& context_;
   const AdminGate gate_;
+  NodeDrains& drains_;
   const std::function<void()> start_drain_;
 };
 

@@ -54,6 +54,7 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& opti
            .local = [this](const Fingerprint& fingerprint,
                            const RunQuery& query) { return answers_.Answer(fingerprint, query); }}),
       fetch_(loop, peers_, health_),
+      learner_(loop, health_, LearnerOptions()),
       sources_(loop.clock(), SourceTable::Options()),
       bringer_(loop, lookup_, fetch_, sources_, {.lookup_nanos = options.peer_nanos}),
       announcer_(loop, peers_, health_,
@@ -87,6 +88,34 @@ Replicator::Options ClusterBlocks::ReplicatorOptions() {
     return BytesOf(fingerprint, key);
   };
   return options;
+}
+
+NamespaceLearner::Options ClusterBlocks::LearnerOptions() {
+  NamespaceLearner::Options options;
+  options.self_id = options_.self.id;
+  options.tenant = kDefaultTenant;
+  options.call_nanos = options_.peer_nanos;
+  options.limit_nanos = 5 * options_.peer_nanos;
+  options.ask = [this](const Member& member, const NamespaceQuestion& question,
+                       std::int64_t deadline_nanos, Peers::Done<NamespaceLearner::Answer> done) {
+    return peers_.DescribeNamespace(member, question, deadline_nanos, std::move(done));
+  };
+  options.cancel = [this](Peers::CallId call) { peers_.Cancel(call); };
+  return options;
+}
+
+void ClusterBlocks::Learn(const NamespaceQuestion& question, const std::string& hint,
+                          TimePoint deadline,
+                          std::function<void(absl::StatusOr<TieredStore::NamespaceInfo>)> done) {
+  const std::int64_t deadline_nanos = NanosOf(deadline, 5 * options_.peer_nanos);
+  loop_.Post([this, question, hint, deadline_nanos, done = std::move(done)] {
+    if (closed_) return done(absl::NotFoundError("no other node is asked: this one leaves"));
+    learner_.Learn(question, hint, deadline_nanos,
+                   [this, done](absl::StatusOr<NamespaceSpec> spec) {
+                     if (!spec.ok()) return done(spec.status());
+                     pull_.Open(*std::move(spec), done);
+                   });
+  });
 }
 
 std::uint64_t ClusterBlocks::BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const {
@@ -132,10 +161,8 @@ Handover::Report ClusterBlocks::HandOver(std::int64_t limit_nanos) {
   options_.held->SortHottestFirst(&runs);  // Not on the loop: they may be many.
   std::promise<Handover::Report> told;
   loop_.Post([this, &told, &runs, deadline] {
-    handover_.Start(std::move(runs), deadline, [this, &told](const Handover::Report& report) {
-      handed_over_ = report;
-      told.set_value(report);
-    });
+    handover_.Start(std::move(runs), deadline,
+                    [&told](const Handover::Report& report) { told.set_value(report); });
   });
   return told.get_future().get();
 }
@@ -146,8 +173,9 @@ void ClusterBlocks::PublishStats() {
   MutexLock lock(stats_mu_);
   stats_ = {.copied = replicator_.stats(),
             .queued_runs = replicator_.queued(),
-            .handed_over_blocks = handed_over_.blocks,
-            .left_blocks = handed_over_.blocks_left,
+            .handed_over_blocks = handover_.report().blocks,
+            .left_blocks = handover_.running() ? 0 : handover_.report().blocks_left,
+            .handing_over_blocks = handover_.running() ? handover_.report().blocks_left : 0,
             .differed_digests = announcer_.differed()};
 }
 
@@ -172,6 +200,7 @@ void ClusterBlocks::SetView(const std::shared_ptr<const ClusterView>& view) {
   peers_.Keep(*view);
   pull_.Keep(*view);
   lookup_.SetView(view);
+  learner_.SetView(view);
   announcer_.SetView(view);
   replicator_.SetView(view);
   handover_.SetView(view);
@@ -278,6 +307,7 @@ void ClusterBlocks::EndWaiting(std::int64_t nanos) {
       has_peers_.store(false, std::memory_order_relaxed);
       bringer_.EndAll();
       lookup_.CompleteAll();
+      learner_.CompleteAll();
     });
   });
 }

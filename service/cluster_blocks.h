@@ -21,6 +21,7 @@
 #include "service/cluster/cluster_view.h"
 #include "service/cluster/handover.h"
 #include "service/cluster/loop.h"
+#include "service/cluster/namespace_learner.h"
 #include "service/cluster/peer_health.h"
 #include "service/cluster/remote_fetch.h"
 #include "service/cluster/remote_lookup.h"
@@ -81,6 +82,12 @@ class ClusterBlocks {
   bool Bring(const TieredStore::NamespaceInfo& space, absl::Span<const BlockKey> keys,
              const Elsewhere& elsewhere, TimePoint deadline, BlockBringer::Progress progress);
 
+  // A namespace of the daemons' own tenant that this node does not know: another node is asked, and
+  // it is open here when `done` has it. Errors as NamespaceLearner::Learn, or why it could not be
+  // opened.
+  void Learn(const NamespaceQuestion& question, const std::string& hint, TimePoint deadline,
+             std::function<void(absl::StatusOr<TieredStore::NamespaceInfo>)> done);
+
   // From `nanos` on nobody waits for a peer any more: who does goes on with what has come by then.
   void EndWaiting(std::int64_t nanos);
 
@@ -112,7 +119,8 @@ class ClusterBlocks {
   struct CopyStats {
     Replicator::Stats copied;
     std::uint64_t queued_runs = 0;
-    std::uint64_t handed_over_blocks = 0, left_blocks = 0;  // When this node left.
+    std::uint64_t handed_over_blocks = 0, left_blocks = 0;  // When this node left,
+    std::uint64_t handing_over_blocks = 0;                  //   and while it does: that wait.
     std::uint64_t differed_digests = 0;
   };
   CopyStats copy_stats() const {
@@ -122,6 +130,7 @@ class ClusterBlocks {
 
  private:
   Replicator::Options ReplicatorOptions();
+  NamespaceLearner::Options LearnerOptions();
   std::vector<HeldRun> ListRuns(const std::vector<std::uint64_t>& anchor_hashes) const;
   std::uint64_t BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const;
   void Hold(const Announcement& run);
@@ -143,12 +152,12 @@ class ClusterBlocks {
   GrpcPeers peers_;
   RemoteLookup lookup_;
   RemoteFetch fetch_;
+  NamespaceLearner learner_;
   SourceTable sources_;
   BlockBringer bringer_;
   Announcer announcer_;
   Replicator replicator_;
   Handover handover_;
-  Handover::Report handed_over_;
   bool closed_ = false;  // EndWaiting.
   Loop::TimerId close_timer_ = 0;
   Loop::TimerId stats_timer_ = 0;

@@ -57,11 +57,12 @@ bool IsWildcard(const std::string& host) {
   return inet_pton(AF_INET6, host.c_str(), &ipv6) == 1 && IN6_IS_ADDR_UNSPECIFIED(&ipv6);
 }
 
-std::string NodeIdOf(const Config& config) {
-  if (!config.node_id.empty()) return config.node_id;
-  std::string host(HOST_NAME_MAX + 1, '\0');
-  static_cast<void>(gethostname(host.data(), host.size() - 1));
-  return host.c_str();
+bool IsLoopback(const std::string& host) {
+  in_addr ipv4{};
+  in6_addr ipv6{};
+  if (inet_pton(AF_INET, host.c_str(), &ipv4) == 1) return ntohl(ipv4.s_addr) >> 24 == 127;
+  if (inet_pton(AF_INET6, host.c_str(), &ipv6) == 1) return IN6_IS_ADDR_LOOPBACK(&ipv6);
+  return host == "localhost";
 }
 
 // Port 0 means the one that the daemon listens on.
@@ -82,7 +83,26 @@ absl::StatusOr<std::string> AddressOf(const Config& config, const std::string& l
   return address.ToString();
 }
 
+// Where peers reach --admin, which has no address of its own to advertise: of a wildcard at the
+// host where they reach this node. `address` is that of the node. A loopback address means another
+// machine to them, so it is said only where all are on one.
+absl::StatusOr<std::string> AdminAddressOf(const std::string& admin, const std::string& address) {
+  if (admin.empty()) return std::string();
+  KVMILL_ASSIGN_OR_RETURN(HostPort bound, ParseHostPort(admin));
+  KVMILL_ASSIGN_OR_RETURN(const HostPort node, ParseHostPort(address));
+  if (IsWildcard(bound.host)) bound.host = node.host;
+  if (IsLoopback(bound.host) && !IsLoopback(node.host)) return std::string();
+  return bound.ToString();
+}
+
 }  // namespace
+
+std::string NodeIdOf(const Config& config) {
+  if (!config.node_id.empty()) return config.node_id;
+  std::string host(HOST_NAME_MAX + 1, '\0');
+  static_cast<void>(gethostname(host.data(), host.size() - 1));
+  return host.c_str();
+}
 
 absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text) {
   ClusterAddress address;
@@ -162,6 +182,7 @@ absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config) {
 
 absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,
                                                           const std::string& listen,
+                                                          const std::string& admin,
                                                           const std::string& incarnation,
                                                           const std::string& holder) {
   Membership::Options options;
@@ -171,6 +192,7 @@ absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,
   self.id = NodeIdOf(config);
   self.incarnation = incarnation;
   KVMILL_ASSIGN_OR_RETURN(self.address, AddressOf(config, listen));
+  KVMILL_ASSIGN_OR_RETURN(self.admin_address, AdminAddressOf(admin, self.address));
   self.zone = config.zone;
   self.capacity_bytes = config.host_bytes + (config.data_dir.empty() ? 0 : config.disk_bytes);
   options.self.holder = holder;
@@ -204,9 +226,9 @@ absl::Status CheckCluster(const Config& config) {
   }
   KVMILL_RETURN_IF_ERROR(MakeEtcdOptions(config).status());
   // The rest is as it will be, but for what only a running daemon has.
-  KVMILL_ASSIGN_OR_RETURN(
-      const Membership::Options options,
-      MakeMembershipOptions(config, config.listen, std::string(kHolderBytes, '\0'), ""));
+  KVMILL_ASSIGN_OR_RETURN(const Membership::Options options,
+                          MakeMembershipOptions(config, config.listen, config.admin,
+                                                std::string(kHolderBytes, '\0'), ""));
   return Membership::Check(options);
 }
 

@@ -26,10 +26,14 @@ absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text);
 // With the files that the options name, read now. Messages name files, never what is in them.
 absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config);
 
-// `listen` is the address with its real port; `incarnation` and `holder` as in member.h and
-// registration.h.
+// The id of this node: --node-id, or else the host's name.
+std::string NodeIdOf(const Config& config);
+
+// `listen` and `admin` are the addresses with their real ports, `admin` empty without one;
+// `incarnation` and `holder` as in member.h and registration.h.
 absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,
                                                           const std::string& listen,
+                                                          const std::string& admin,
                                                           const std::string& incarnation,
                                                           const std::string& holder);
 

@@ -53,10 +53,20 @@ Option Address(const char* name, const char* help, std::string Config::*member) 
           [member](const Config& c) { return c.*member; }};
 }
 
-Option Bytes(const char* name, const char* help, std::uint64_t Config::*member) {
+// At least `min`, or 0 where that means none.
+absl::Status CheckBytes(std::uint64_t bytes, std::uint64_t min, bool or_none) {
+  if (bytes >= min || (or_none && bytes == 0)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("want ", or_none ? "0 or " : "", "at least ", FormatBytes(min)));
+}
+
+Option Bytes(const char* name, const char* help, std::uint64_t Config::*member,
+             std::uint64_t min = 0, bool or_none = false) {
   return {{name, "SIZE", help},
-          [member](absl::string_view value, Config* c) -> absl::Status {
-            KVMILL_ASSIGN_OR_RETURN(c->*member, ParseBytes(value));
+          [member, min, or_none](absl::string_view value, Config* c) -> absl::Status {
+            KVMILL_ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseBytes(value));
+            KVMILL_RETURN_IF_ERROR(CheckBytes(bytes, min, or_none));
+            c->*member = bytes;
             return absl::OkStatus();
           },
           [member](const Config& c) { return FormatBytes(c.*member); }};
@@ -138,11 +148,12 @@ const std::vector<Option>& Options() {
              &Config::data_plane_plaintext),
       Switch("insecure", "Allow TCP listeners without TLS.", &Config::insecure),
       Text("data-dir", "DIR", "Directory of the disk tier; none: no disk tier.", &Config::data_dir),
-      Bytes("host-bytes", "Host memory for blocks.", &Config::host_bytes),
+      Bytes("host-bytes", "Host memory for blocks.", &Config::host_bytes, kHostBytesMin),
       OneOf("huge-pages",
             "Huge pages under host memory; auto: as many as the kernel gives, on: all or no start.",
             {"auto", "on", "off"}, &Config::huge_pages),
-      Bytes("gpu-bytes", "GPU memory for blocks; 0: no GPU tier.", &Config::gpu_bytes),
+      Bytes("gpu-bytes", "GPU memory for blocks; 0: no GPU tier.", &Config::gpu_bytes, kGpuBytesMin,
+            /*or_none=*/true),
       Bytes("disk-bytes", "Cap of the disk tier.", &Config::disk_bytes),
       {{"device", "auto|host|cuda:N",
         "Device of the GPU tier; auto: the first GPU that answers, else the host."},
@@ -183,7 +194,7 @@ const std::vector<Option>& Options() {
        [](const Config& c) { return absl::StrCat(c.copies); }},
       Bytes("replication-rate",
             "Bytes a second at which this node copies blocks of others to keep.",
-            &Config::replication_rate),
+            &Config::replication_rate, kReplicationRateMin),
       Text("etcd-ca", "FILE", "PEM authority of etcd's servers; none: no TLS.", &Config::etcd_ca),
       Text("etcd-cert", "FILE", "PEM certificate that etcd gets.", &Config::etcd_cert),
       Text("etcd-key", "FILE", "PEM key of that certificate.", &Config::etcd_key),
@@ -336,19 +347,19 @@ absl::Status CheckConfig(const Config& config) {
                        ": a TCP listener without TLS needs --insecure (this version has no TLS)"));
     }
   }
-  if (config.host_bytes < kHostBytesMin) {
-    return absl::InvalidArgumentError(absl::StrCat("--host-bytes ", FormatBytes(config.host_bytes),
-                                                   ": want at least ", FormatBytes(kHostBytesMin)));
-  }
-  if (config.gpu_bytes != 0 && config.gpu_bytes < kGpuBytesMin) {
-    return absl::InvalidArgumentError(absl::StrCat("--gpu-bytes ", FormatBytes(config.gpu_bytes),
-                                                   ": want 0 or at least ",
-                                                   FormatBytes(kGpuBytesMin)));
-  }
-  if (config.replication_rate < kReplicationRateMin) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--replication-rate ", FormatBytes(config.replication_rate),
-                     ": want at least ", FormatBytes(kReplicationRateMin)));
+  // Again, of a Config that nobody parsed.
+  const struct {
+    const char* name;
+    std::uint64_t bytes, min;
+    bool or_none;
+  } sizes[] = {{"host-bytes", config.host_bytes, kHostBytesMin, false},
+               {"gpu-bytes", config.gpu_bytes, kGpuBytesMin, true},
+               {"replication-rate", config.replication_rate, kReplicationRateMin, false}};
+  for (const auto& size : sizes) {
+    if (const absl::Status s = CheckBytes(size.bytes, size.min, size.or_none); !s.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", size.name, " ", FormatBytes(size.bytes), ": ", s.message()));
+    }
   }
   return CheckCluster(config);
 }

@@ -141,6 +141,8 @@ class DataPlane final : public TransportHandler {
                   std::unique_ptr<IncomingCall> call, std::unique_ptr<Running> running);
   // Adds layer groups to the reply; false when the next one is not in memory, and `may_block` is.
   bool Gather(FetchCall& fetch, bool may_block);
+  void FetchFrom(TieredStore::NamespaceInfo ns, const FetchCallPtr& fetch);
+  std::chrono::system_clock::time_point DeadlineOf(const FetchCall& fetch) const;
   static void Answer(const FetchCallPtr& fetch);
 
   void StartStore(const PeerPtr& peer, v1::DataStore request, std::unique_ptr<IncomingCall> call,

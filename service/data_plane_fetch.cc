@@ -29,20 +29,40 @@ void DataPlane::StartFetch(const PeerPtr& peer, const v1::DataFetch& request,
   fetch->running = std::move(running);
   fetch->peer = peer;
   fetch->call = std::move(call);
+  fetch->next = request.first_group();
   const absl::Status status = [&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(fetch->ns, Resolve(*peer, request.fingerprint()));
     KVMILL_ASSIGN_OR_RETURN(fetch->keys, KeysFromProto(request.keys()));
-    const std::size_t groups = fetch->ns.spec.groups.size();
-    if (fetch->keys.empty() || request.first_group() >= groups) {
-      return absl::InvalidArgumentError(absl::StrCat("a fetch of ", fetch->keys.size(),
-                                                     " keys from layer group ",
-                                                     request.first_group(), " of ", groups, " on"));
-    }
-    fetch->next = request.first_group();
     KVMILL_ASSIGN_OR_RETURN(fetch->elsewhere, FromProto(request.elsewhere()));
     return absl::OkStatus();
   }();
   if (!status.ok()) return fetch->call->Respond({.status = status});
+  absl::StatusOr<TieredStore::NamespaceInfo> ns = Resolve(*peer, request.fingerprint());
+  if (ns.ok()) return FetchFrom(*std::move(ns), fetch);
+  v1::NamespaceRef ref;
+  ref.set_fingerprint(request.fingerprint());
+  if (!context_.Learn(ns.status(), peer->caller, ref, fetch->elsewhere, DeadlineOf(*fetch),
+                      [this, fetch](absl::StatusOr<TieredStore::NamespaceInfo> learned) {
+                        if (learned.ok()) return FetchFrom(*std::move(learned), fetch);
+                        fetch->call->Respond({.status = learned.status()});
+                      })) {
+    fetch->call->Respond({.status = ns.status()});
+  }
+}
+
+std::chrono::system_clock::time_point DataPlane::DeadlineOf(const FetchCall& fetch) const {
+  return std::chrono::system_clock::now() +
+         std::chrono::nanoseconds(fetch.call->deadline_nanos() - transport_->NowNanos());
+}
+
+void DataPlane::FetchFrom(TieredStore::NamespaceInfo ns, const FetchCallPtr& fetch) {
+  fetch->ns = std::move(ns);
+  const std::size_t groups = fetch->ns.spec.groups.size();
+  if (fetch->keys.empty() || fetch->next >= groups) {
+    const absl::Status status = absl::InvalidArgumentError(
+        absl::StrCat("a fetch of ", fetch->keys.size(), " keys from layer group ", fetch->next,
+                     " of ", groups, " on"));
+    return fetch->call->Respond({.status = status});
+  }
   if (Gather(*fetch, false)) return Answer(fetch);
   const auto gather_later = [this, fetch] {
     context_.io_pool.Post([this, fetch] {
@@ -51,17 +71,14 @@ void DataPlane::StartFetch(const PeerPtr& peer, const v1::DataFetch& request,
     });
   };
   // What this node lacks its peers may have.
-  ClusterBlocks* const cluster = context_.BlocksOfPeers(peer->caller, fetch->elsewhere);
-  const auto deadline =
-      std::chrono::system_clock::now() +
-      std::chrono::nanoseconds(fetch->call->deadline_nanos() - transport_->NowNanos());
+  ClusterBlocks* const cluster = context_.BlocksOfPeers(fetch->peer->caller, fetch->elsewhere);
   const auto settled = [fetch, gather_later](std::size_t keys) {
     if (keys < fetch->keys.size() && !fetch->call->cancelled()) return true;
     gather_later();
     return false;
   };
   if (cluster == nullptr ||
-      !cluster->Bring(fetch->ns, fetch->keys, fetch->elsewhere, deadline, settled)) {
+      !cluster->Bring(fetch->ns, fetch->keys, fetch->elsewhere, DeadlineOf(*fetch), settled)) {
     gather_later();
   }
 }

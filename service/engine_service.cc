@@ -52,14 +52,23 @@ grpc::Status EngineService::Register(grpc::ServerContext* call, const v1::Regist
   });
 }
 
-grpc::Status EngineService::Describe(grpc::ServerContext* call, const v1::DescribeRequest* request,
-                                     v1::NamespaceInfo* reply) {
-  return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
-                            context_.Resolve(caller, request->namespace_()));
-    FillNamespace(info, reply);
-    return absl::OkStatus();
-  });
+grpc::ServerUnaryReactor* EngineService::Describe(grpc::CallbackServerContext* call,
+                                                  const v1::DescribeRequest* request,
+                                                  v1::NamespaceInfo* reply) {
+  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
+  const auto answer = [reactor, reply](const absl::StatusOr<TieredStore::NamespaceInfo>& info) {
+    if (info.ok()) FillNamespace(*info, reply);
+    reactor->Finish(StatusToGrpc(info.status()));
+  };
+  const absl::StatusOr<Caller> caller = Enter(context_, *call);
+  const absl::StatusOr<TieredStore::NamespaceInfo> info =
+      caller.ok() ? context_.Resolve(*caller, request->namespace_()) : caller.status();
+  if (!caller.ok() || info.ok() ||
+      !context_.Learn(info.status(), *caller, request->namespace_(), Elsewhere(), call->deadline(),
+                      answer)) {
+    answer(info);
+  }
+  return reactor;
 }
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* EngineService::Session(

@@ -7,7 +7,8 @@
 
 namespace kvmill {
 
-class EngineService final : public v1::Engine::WithCallbackMethod_Session<v1::Engine::Service> {
+class EngineService final : public v1::Engine::WithCallbackMethod_Session<
+                                v1::Engine::WithCallbackMethod_Describe<v1::Engine::Service>> {
  public:
   explicit EngineService(ServiceContext& context) : context_(context) {}
 
@@ -15,8 +16,9 @@ class EngineService final : public v1::Engine::WithCallbackMethod_Session<v1::En
                      v1::HelloReply* reply) override;
   grpc::Status Register(grpc::ServerContext* call, const v1::RegisterRequest* request,
                         v1::RegisterReply* reply) override;
-  grpc::Status Describe(grpc::ServerContext* call, const v1::DescribeRequest* request,
-                        v1::NamespaceInfo* reply) override;
+  grpc::ServerUnaryReactor* Describe(grpc::CallbackServerContext* call,
+                                     const v1::DescribeRequest* request,
+                                     v1::NamespaceInfo* reply) override;
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionReply>* Session(
       grpc::CallbackServerContext* call) override;
   grpc::Status RegisterMemory(grpc::ServerContext* call, const v1::RegisterMemoryRequest* request,

@@ -68,22 +68,45 @@ absl::Status FetchCall::Begin(const absl::StatusOr<Caller>& caller,
   if (!FromByteBuffer(request, &fetch)) {
     return absl::InvalidArgumentError("FetchRequest does not parse");
   }
-  KVMILL_ASSIGN_OR_RETURN(namespace_, context_.Resolve(*caller, fetch.namespace_()));
   KVMILL_ASSIGN_OR_RETURN(keys_, KeysFromProto(fetch.keys()));
   KVMILL_ASSIGN_OR_RETURN(const Elsewhere elsewhere, FromProto(fetch.elsewhere()));
-  ClusterBlocks* const cluster = context_.BlocksOfPeers(*caller, elsewhere);
+  absl::StatusOr<TieredStore::NamespaceInfo> info = context_.Resolve(*caller, fetch.namespace_());
+  if (info.ok()) {
+    Bring(*std::move(info), *caller, elsewhere, deadline);
+    return absl::OkStatus();
+  }
+  if (context_.Learn(info.status(), *caller, fetch.namespace_(), elsewhere, deadline,
+                     [self = shared_from_this(), caller = *caller, elsewhere,
+                      deadline](absl::StatusOr<TieredStore::NamespaceInfo> learned) {
+                       if (learned.ok()) {
+                         self->Bring(*std::move(learned), caller, elsewhere, deadline);
+                       }
+                       MutexLock lock(self->mu_);
+                       if (!learned.ok()) return self->Fail(learned.status());
+                       self->Advance();
+                     })) {
+    return absl::OkStatus();
+  }
+  return info.status();
+}
+
+void FetchCall::Bring(TieredStore::NamespaceInfo space, const Caller& caller,
+                      const Elsewhere& elsewhere, std::chrono::system_clock::time_point deadline) {
+  namespace_ = std::move(space);
+  ClusterBlocks* const cluster = context_.BlocksOfPeers(caller, elsewhere);
   if (cluster == nullptr || !cluster->Bring(namespace_, keys_, elsewhere, deadline,
                                             [self = shared_from_this()](std::size_t keys) {
                                               return self->Settled(keys);
                                             })) {
     MutexLock lock(mu_);
+    begun_ = true;
     settled_keys_ = keys_.size();
   }
-  return absl::OkStatus();
 }
 
 bool FetchCall::Settled(std::size_t keys) {
   MutexLock lock(mu_);
+  begun_ = true;
   settled_keys_ = keys;
   Advance();
   return !finished_;
@@ -149,7 +172,7 @@ void FetchCall::Load() {
 }
 
 void FetchCall::Advance() {
-  if (finished_) return;
+  if (finished_ || !begun_) return;
   const std::size_t groups = namespace_.spec.groups.size();
   if (!loading_ && next_load_ < settled_keys_ * groups && ready_.size() < kReadyBlocksMax) {
     loading_ = true;

@@ -54,6 +54,9 @@ class FetchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   absl::Status Begin(const absl::StatusOr<Caller>& caller,
                      std::chrono::system_clock::time_point deadline,
                      const grpc::ByteBuffer& request);
+  // In `space`, with the keys of keys_. Then blocks may be loaded.
+  void Bring(TieredStore::NamespaceInfo space, const Caller& caller, const Elsewhere& elsewhere,
+             std::chrono::system_clock::time_point deadline);
   // From the peers came what will come of the first `keys`. False: nobody waits for more.
   bool Settled(std::size_t keys);
   void Load();  // Task of the I/O pool.
@@ -65,11 +68,12 @@ class FetchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   ServiceContext& context_;
   std::shared_ptr<FetchCall> self_;  // Until OnDone.
 
-  // Constant after Start.
+  // Constant once begun_, and keys_ after Start.
   TieredStore::NamespaceInfo namespace_;
   std::vector<BlockKey> keys_;
 
   Mutex mu_;
+  bool begun_ ABSL_GUARDED_BY(mu_) = false;  // Blocks may be loaded: settled_keys_ is known.
   std::size_t settled_keys_ ABSL_GUARDED_BY(mu_) = 0;  // That may be loaded.
   std::size_t next_load_ ABSL_GUARDED_BY(mu_) = 0;     // Of keys_.size() * groups.
   bool loading_ ABSL_GUARDED_BY(mu_) = false;

@@ -14,6 +14,7 @@
 #include "service/peer_codec.h"
 #include "service/ticket_codec.h"
 #include "storage/core/check.h"
+#include "storage/core/status_macros.h"
 
 namespace kvmill {
 namespace {
@@ -240,6 +241,25 @@ Peers::CallId GrpcPeers::Compare(const Member& member, const Digests& digests,
       member, std::move(request), &Async::Compare, deadline_nanos,
       [](const v1::CompareReply& reply) -> absl::StatusOr<std::uint64_t> {
         return reply.different();
+      },
+      std::move(done));
+}
+
+Peers::CallId GrpcPeers::DescribeNamespace(const Member& member, const NamespaceQuestion& question,
+                                           std::int64_t deadline_nanos,
+                                           Done<NamespaceLearner::Answer> done) {
+  v1::DescribeNamespaceRequest request;
+  if (question.name.empty()) {
+    request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(question.fingerprint)));
+  } else {
+    request.mutable_namespace_()->set_name(question.name);
+  }
+  return Start<v1::DescribeNamespaceReply>(
+      member, std::move(request), &Async::DescribeNamespace, deadline_nanos,
+      [](const v1::DescribeNamespaceReply& reply) -> absl::StatusOr<NamespaceLearner::Answer> {
+        if (!reply.has_spec()) return NamespaceLearner::Answer();
+        KVMILL_ASSIGN_OR_RETURN(NamespaceSpec spec, FromProto(reply.spec()));
+        return NamespaceLearner::Answer(std::move(spec));
       },
       std::move(done));
 }

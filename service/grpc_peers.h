@@ -19,6 +19,7 @@
 #include "kvmill/v1/peer.grpc.pb.h"
 #include "service/cluster/cluster_view.h"
 #include "service/cluster/loop.h"
+#include "service/cluster/namespace_learner.h"
 #include "service/cluster/peers.h"
 #include "service/cluster/ticket.h"
 #include "service/etcd/loop_inbox.h"
@@ -55,6 +56,10 @@ class GrpcPeers final : public Peers {
   CallId Compare(const Member& member, const Digests& digests, std::int64_t deadline_nanos,
                  Done<std::uint64_t> done) override;
   void Cancel(CallId call) override;
+
+  // For NamespaceLearner.
+  CallId DescribeNamespace(const Member& member, const NamespaceQuestion& question,
+                           std::int64_t deadline_nanos, Done<NamespaceLearner::Answer> done);
 
   // Of tickets (TicketPeers, whose Redeem and Acknowledge these are): `self` is the consumer.
   CallId AskTicket(const Member& producer, const TicketSecret& secret, std::uint64_t seen,

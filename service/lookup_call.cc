@@ -30,25 +30,41 @@ LookupCall* LookupCall::Start(const ServiceContext& context, const absl::StatusO
                               std::chrono::system_clock::time_point deadline,
                               const v1::LookupRequest* request, v1::LookupReply* reply) {
   auto* call = new LookupCall(context, reply);
-  const absl::StatusOr<bool> complete = call->Begin(caller, deadline, *request);
-  if (!complete.ok()) {
-    call->Finish(StatusToGrpc(complete.status()));
-  } else if (*complete) {
-    call->Finish(grpc::Status::OK);
-  }
+  call->End(call->Begin(caller, deadline, *request));
   return call;
+}
+
+void LookupCall::End(const absl::StatusOr<bool>& complete) {
+  if (!complete.ok() || *complete) Finish(StatusToGrpc(complete.status()));
 }
 
 absl::StatusOr<bool> LookupCall::Begin(const absl::StatusOr<Caller>& caller,
                                        std::chrono::system_clock::time_point deadline,
                                        const v1::LookupRequest& request) {
   KVMILL_RETURN_IF_ERROR(caller.status());
-  KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
-                          context_.Resolve(*caller, request.namespace_()));
+  KVMILL_ASSIGN_OR_RETURN(const Elsewhere elsewhere, FromProto(request.elsewhere()));
+  const absl::StatusOr<TieredStore::NamespaceInfo> info =
+      context_.Resolve(*caller, request.namespace_());
+  if (info.ok()) return Find(*info, *caller, elsewhere, deadline, request);
+  // gRPC keeps the request until Finish.
+  if (context_.Learn(info.status(), *caller, request.namespace_(), elsewhere, deadline,
+                     [this, caller = *caller, elsewhere, deadline,
+                      &request](const absl::StatusOr<TieredStore::NamespaceInfo>& learned) {
+                       if (!learned.ok()) return End(learned.status());
+                       End(Find(*learned, caller, elsewhere, deadline, request));
+                     })) {
+    return false;
+  }
+  return info.status();
+}
+
+absl::StatusOr<bool> LookupCall::Find(const TieredStore::NamespaceInfo& info, const Caller& caller,
+                                      const Elsewhere& elsewhere,
+                                      std::chrono::system_clock::time_point deadline,
+                                      const v1::LookupRequest& request) {
   KVMILL_ASSIGN_OR_RETURN(std::vector<BlockKey> keys, KeysFromProto(request.keys()));
   KVMILL_ASSIGN_OR_RETURN(tails_, TailsFromProto(request.tails(), info.spec.block_tokens));
-  KVMILL_ASSIGN_OR_RETURN(const Elsewhere elsewhere, FromProto(request.elsewhere()));
-  ClusterBlocks* const cluster = context_.BlocksOfPeers(*caller, elsewhere);
+  ClusterBlocks* const cluster = context_.BlocksOfPeers(caller, elsewhere);
   TieredStore::LookupOptions options;
   options.is_last_word = cluster == nullptr;
   const TieredStore::LookupResult result = context_.store.Lookup(info.id, keys, tails_, options);

@@ -35,6 +35,11 @@ class LookupCall final : public grpc::ServerUnaryReactor {
   absl::StatusOr<bool> Begin(const absl::StatusOr<Caller>& caller,
                              std::chrono::system_clock::time_point deadline,
                              const v1::LookupRequest& request);
+  absl::StatusOr<bool> Find(const TieredStore::NamespaceInfo& info, const Caller& caller,
+                            const Elsewhere& elsewhere,
+                            std::chrono::system_clock::time_point deadline,
+                            const v1::LookupRequest& request);
+  void End(const absl::StatusOr<bool>& complete);
   void Answer(const TieredStore::LookupResult& result);
 
   const ServiceContext& context_;

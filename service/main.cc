@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,6 +18,8 @@
 #include "client/server_address.h"
 #include "service/config.h"
 #include "service/flags.h"
+#include "service/leaving.h"
+#include "service/listeners.h"
 #include "service/node.h"
 #include "storage/core/log.h"
 
@@ -53,14 +56,15 @@ absl::Status RaiseOpenFilesLimit() {
   return absl::OkStatus();
 }
 
-// Waits for SIGTERM or SIGINT; a further one ends the process at once.
-void WaitForSignal(const sigset_t& signals) {
-  int signal = 0;
-  sigwait(&signals, &signal);
-  LogInfo(absl::StrCat("signal ", signal, ": draining; another one exits at once"));
-  std::thread([signals] {
-    int second = 0;
-    sigwait(&signals, &second);
+// The first SIGTERM or SIGINT asks to leave, a further one ends the process at once.
+void FollowSignals(const sigset_t& signals, const std::shared_ptr<Leaving>& leaving) {
+  std::thread([signals, leaving] {
+    int signal = 0;
+    sigwait(&signals, &signal);
+    const bool first = leaving->Ask();
+    LogInfo(absl::StrCat("signal ", signal, ": draining", first ? "" : " already",
+                         "; another one exits at once"));
+    sigwait(&signals, &signal);
     _exit(kExitFailed);
   }).detach();
 }
@@ -94,14 +98,18 @@ int Main(const std::vector<std::string>& arguments) {
   absl::Status status = CheckConfig(config);
   if (!status.ok()) return Failed(status);
   if (flags->print_config) return Say(ToYaml(config));
-  if (flags->check_config) return 0;
+  if (flags->check_config) {
+    // This may be the configuration of a daemon that runs, and has the ports.
+    status = CheckListeners(config, /*with_ports=*/false);
+    return status.ok() ? 0 : Failed(status);
+  }
   status = SetLogLevel(config.log_level);
   if (!status.ok()) return Failed(status);
 
   status = RaiseOpenFilesLimit();
   if (!status.ok()) return Failed(status);
 
-  // Before any thread: all of them inherit the mask, and only WaitForSignal sees the signals.
+  // Before any thread: all of them inherit the mask, and only FollowSignals sees the signals.
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
@@ -113,11 +121,13 @@ int Main(const std::vector<std::string>& arguments) {
   mallopt(M_MMAP_THRESHOLD, 64 << 20);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
 
-  absl::StatusOr<std::unique_ptr<Node>> node = Node::Start(config);
+  const auto leaving = std::make_shared<Leaving>();  // Of the thread that follows signals, too.
+  absl::StatusOr<std::unique_ptr<Node>> node = Node::Start(config, *leaving);
   if (!node.ok()) return Failed(node.status());
   std::printf("%s\n", (*node)->ReadyLine().c_str());
   std::fflush(stdout);
-  WaitForSignal(signals);
+  FollowSignals(signals, leaving);
+  leaving->WaitUntilAsked();
   (*node)->Drain();
   return 0;
 }

@@ -15,13 +15,16 @@ MapCall* MapCall::Start(ServiceContext& context, const absl::StatusOr<Caller>& c
                         std::chrono::system_clock::time_point deadline,
                         const v1::MapRequest* request, v1::MapReply* reply) {
   auto* call = new MapCall(context, request, reply);
-  const absl::StatusOr<bool> complete = call->Begin(caller, deadline);
-  if (!complete.ok()) {
-    call->Finish(StatusToGrpc(complete.status()));
-  } else if (*complete) {
-    call->Finish(StatusToGrpc(call->Answer()));
-  }
+  call->End(call->Begin(caller, deadline));
   return call;
+}
+
+void MapCall::End(const absl::StatusOr<bool>& complete) {
+  if (!complete.ok()) {
+    Finish(StatusToGrpc(complete.status()));
+  } else if (*complete) {
+    Finish(StatusToGrpc(Answer()));
+  }
 }
 
 BlockId MapCall::IdOf(std::size_t entry) const {
@@ -42,9 +45,28 @@ absl::StatusOr<bool> MapCall::Begin(const absl::StatusOr<Caller>& caller,
         "map is for clients on the daemon's node: use its socket, or fetch");
   }
   KVMILL_ASSIGN_OR_RETURN(memory_, FromProto(request_.memory()));
-  KVMILL_ASSIGN_OR_RETURN(namespace_, context_.Resolve(caller_, request_.namespace_()));
-  KVMILL_ASSIGN_OR_RETURN(keys_, KeysFromProto(request_.keys()));
   KVMILL_ASSIGN_OR_RETURN(const Elsewhere elsewhere, FromProto(request_.elsewhere()));
+  absl::StatusOr<TieredStore::NamespaceInfo> info =
+      context_.Resolve(caller_, request_.namespace_());
+  if (info.ok()) {
+    namespace_ = *std::move(info);
+    return Find(elsewhere, deadline);
+  }
+  if (context_.Learn(
+          info.status(), caller_, request_.namespace_(), elsewhere, deadline,
+          [this, elsewhere, deadline](absl::StatusOr<TieredStore::NamespaceInfo> learned) {
+            if (!learned.ok()) return End(learned.status());
+            namespace_ = *std::move(learned);
+            End(Find(elsewhere, deadline));
+          })) {
+    return false;
+  }
+  return info.status();
+}
+
+absl::StatusOr<bool> MapCall::Find(const Elsewhere& elsewhere,
+                                   std::chrono::system_clock::time_point deadline) {
+  KVMILL_ASSIGN_OR_RETURN(keys_, KeysFromProto(request_.keys()));
   const std::size_t count = keys_.size() * namespace_.spec.groups.size();
   if (count > kMapBlocksMax) {
     return absl::InvalidArgumentError(

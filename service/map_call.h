@@ -41,6 +41,10 @@ class MapCall final : public grpc::ServerUnaryReactor {
   // False: a task of the I/O pool goes on.
   absl::StatusOr<bool> Begin(const absl::StatusOr<Caller>& caller,
                              std::chrono::system_clock::time_point deadline);
+  // In namespace_.
+  absl::StatusOr<bool> Find(const Elsewhere& elsewhere,
+                            std::chrono::system_clock::time_point deadline);
+  void End(const absl::StatusOr<bool>& complete);
   BlockId IdOf(std::size_t entry) const;
   void LoadMissing();
   void LoadLater();  // By a task of the I/O pool, which answers.

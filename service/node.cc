@@ -38,9 +38,11 @@
 #include "service/etcd/etcd_registry.h"
 #include "service/held_runs.h"
 #include "service/http_server.h"
+#include "service/listeners.h"
 #include "service/local_door.h"
 #include "service/local_peers.h"
 #include "service/metrics.h"
+#include "service/node_drains.h"
 #include "service/peer_service.h"
 #include "service/service_context.h"
 #include "service/session_table.h"
@@ -111,7 +113,7 @@ void SetCommonArguments(grpc::ServerBuilder& builder) {
 
 class Node::Impl {
  public:
-  explicit Impl(const Config& config) : config_(config) {}
+  Impl(const Config& config, Leaving& leaving) : config_(config), leaving_(leaving) {}
   ~Impl() { Drain(); }
 
   absl::Status Start();
@@ -133,7 +135,9 @@ class Node::Impl {
   void StopStore();
 
   const Config config_;
+  Leaving& leaving_;
   const Clock& clock_ = SystemClock();
+  bool started_ = false;
   bool drained_ = false;
 
   // In the order of start; stopped in the reverse order by Drain.
@@ -158,6 +162,7 @@ class Node::Impl {
   std::unique_ptr<DataService> data_;
   std::unique_ptr<PeerService> peer_service_;
   std::unique_ptr<TicketService> ticket_service_;
+  std::unique_ptr<NodeDrains> drains_;
   std::unique_ptr<AdminService> local_admin_;
   std::unique_ptr<AdminService> remote_admin_;
   std::unique_ptr<grpc::Server> main_server_;
@@ -172,6 +177,8 @@ class Node::Impl {
 absl::Status Node::Impl::Start() {
   // The socket first: it is also what keeps two daemons apart that share nothing else.
   KVMILL_ASSIGN_OR_RETURN(listener_, UnixListener::Create(config_.socket));
+  // Memory is filled before there are listeners, and that can take a minute.
+  KVMILL_RETURN_IF_ERROR(CheckListeners(config_, /*with_ports=*/true));
   KVMILL_ASSIGN_OR_RETURN(const std::string boot_id, MakeBootId());
   LocalDoor::Options door_options;
   door_options.path = DoorPath(config_.socket);
@@ -214,6 +221,7 @@ absl::Status Node::Impl::Start() {
     ClusterTickets* const tickets = context_->tickets.load(std::memory_order_acquire);
     if (tickets != nullptr) tickets->SessionEnded(session);
   });
+  drains_ = std::make_unique<NodeDrains>(*context_, leaving_, NodeIdOf(config_));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   KVMILL_RETURN_IF_ERROR(StartDataPlane());
@@ -225,7 +233,9 @@ absl::Status Node::Impl::Start() {
     peers_.Connected(fd, uid);
     grpc::AddInsecureChannelFromFd(main_server_.get(), fd);
   });
-  return StartCluster();
+  KVMILL_RETURN_IF_ERROR(StartCluster());
+  started_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status Node::Impl::OpenDevices() {
@@ -331,7 +341,7 @@ absl::Status Node::Impl::StartDataPlane() {
 }
 
 absl::Status Node::Impl::StartMainServer() {
-  local_admin_ = std::make_unique<AdminService>(*context_, AdminGate(peers_, geteuid()),
+  local_admin_ = std::make_unique<AdminService>(*context_, AdminGate(peers_, geteuid()), *drains_,
                                                 [this] { StartDraining(); });
   grpc::ServerBuilder builder;
   SetCommonArguments(builder);
@@ -362,7 +372,7 @@ absl::Status Node::Impl::StartMainServer() {
 absl::Status Node::Impl::StartAdminServer() {
   if (config_.admin.empty()) return absl::OkStatus();
   remote_admin_ =
-      std::make_unique<AdminService>(*context_, AdminGate(), [this] { StartDraining(); });
+      std::make_unique<AdminService>(*context_, AdminGate(), *drains_, [this] { StartDraining(); });
   KVMILL_ASSIGN_OR_RETURN(HostPort address, ParseHostPort(config_.admin));
   grpc::ServerBuilder builder;
   SetCommonArguments(builder);
@@ -413,9 +423,9 @@ void Node::Impl::StartDoor() {
 absl::Status Node::Impl::StartCluster() {
   if (config_.cluster == "none") return absl::OkStatus();
   KVMILL_ASSIGN_OR_RETURN(const EtcdOptions etcd, MakeEtcdOptions(config_));
-  KVMILL_ASSIGN_OR_RETURN(
-      const Membership::Options membership,
-      MakeMembershipOptions(config_, listen_address_, context_->boot_id, listener_->holder()));
+  KVMILL_ASSIGN_OR_RETURN(const Membership::Options membership,
+                          MakeMembershipOptions(config_, listen_address_, admin_address_,
+                                                context_->boot_id, listener_->holder()));
   ClusterBlocks::Options blocks;
   blocks.peer_nanos = absl::ToInt64Nanoseconds(config_.peer_timeout);
   blocks.copies = config_.copies;
@@ -465,7 +475,7 @@ std::string Node::Impl::ReadyLine() const {
 
 void Node::Impl::StartDraining() {
   if (context_->draining.exchange(true)) return;
-  LogInfo("draining: stores are refused from now on");
+  if (started_) LogInfo("draining: stores are refused from now on");
   if (ClusterNode* cluster = context_->cluster.load()) cluster->SetDraining();
   sessions_->Drain();
   for (grpc::Server* server : {main_server_.get(), admin_server_.get()}) {
@@ -483,6 +493,7 @@ void Node::Impl::HandOver(std::chrono::system_clock::time_point deadline) {
   };
   cluster_->blocks().EndWaiting(clock_.MonotonicNanos() + share(kWaitForPeersShare));
   const Handover::Report report = cluster_->blocks().HandOver(share(kHandOverShare));
+  leaving_.HandedOver(report.blocks, report.blocks_left);
   const std::string line = absl::StrCat("drain: ", report.blocks, " blocks are on other nodes, ",
                                         report.blocks_left, " are not");
   if (report.blocks_left == 0) {
@@ -499,8 +510,12 @@ void Node::Impl::Drain() {
   const auto deadline =
       std::chrono::system_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
   if (context_ != nullptr) StartDraining();
-  if (cluster_ != nullptr) HandOver(deadline);
-  if (cluster_ != nullptr) cluster_->tickets().Stop();
+  if (cluster_ != nullptr) {
+    HandOver(deadline);
+    cluster_->tickets().Stop();
+  } else {
+    leaving_.HandedOver(0, 0);
+  }
   if (listener_ != nullptr) listener_->Stop();
   // Their streams would keep the servers waiting, their leases the store.
   if (sessions_ != nullptr) sessions_->Stop(absl::UnavailableError("the daemon stops"));
@@ -540,7 +555,9 @@ void Node::Impl::StopStore() {
   if (store_ == nullptr) return;
   if (!config_.data_dir.empty()) {
     const absl::StatusOr<std::uint64_t> flushed = store_->Flush();
-    if (flushed.ok()) {
+    if (flushed.ok() && !started_) {
+      // Nobody was served, and nobody is told of a drain.
+    } else if (flushed.ok()) {
       LogInfo(absl::StrCat("drained: ", *flushed, " blocks made durable"));
     } else {
       LogError(absl::StrCat("drain: not every block is durable: ", flushed.status().ToString()));
@@ -564,8 +581,8 @@ void Node::Impl::StopStore() {
   store_.reset();
 }
 
-absl::StatusOr<std::unique_ptr<Node>> Node::Start(const Config& config) {
-  auto impl = std::make_unique<Impl>(config);
+absl::StatusOr<std::unique_ptr<Node>> Node::Start(const Config& config, Leaving& leaving) {
+  auto impl = std::make_unique<Impl>(config, leaving);
   KVMILL_RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<Node>(new Node(std::move(impl)));
 }

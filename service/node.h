@@ -7,14 +7,16 @@
 
 #include "absl/status/statusor.h"
 #include "service/config.h"
+#include "service/leaving.h"
 
 namespace kvmill {
 
 class Node {
  public:
   // Starts everything; when it returns the daemon serves. `config` passed CheckConfig. Errors say
-  // which resource, value and limit.
-  static absl::StatusOr<std::unique_ptr<Node>> Start(const Config& config);
+  // which resource, value and limit. An administrator asks `leaving`, which outlives the node:
+  // whoever started the node waits there, and calls Drain.
+  static absl::StatusOr<std::unique_ptr<Node>> Start(const Config& config, Leaving& leaving);
   // Drains if Drain() was not called.
   ~Node();
 

@@ -167,6 +167,17 @@ void PeerPull::Learn(Peers::CallId call, Op* op, const LinkPtr& link) {
       });
 }
 
+void PeerPull::Open(NamespaceSpec spec, Peers::Done<TieredStore::NamespaceInfo> done) {
+  sealers_.Post([&store = store_, &loop = loop_, alive = std::weak_ptr<bool>(alive_),
+                 spec = std::move(spec), done = std::move(done)] {
+    absl::StatusOr<TieredStore::NamespaceInfo> space =
+        store.OpenNamespace(absl::StrCat("peer-", ToHex(FingerprintOf(spec))), spec);
+    loop.Post([alive, space = std::move(space), done] {
+      if (!alive.expired()) done(space);
+    });
+  });
+}
+
 void PeerPull::Learned(Peers::CallId call,
                        const absl::StatusOr<TieredStore::NamespaceInfo>& space) {
   const auto found = ops_.find(call);

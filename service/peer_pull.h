@@ -79,6 +79,10 @@ class PeerPull final {
   // `done` does not run. Nothing when it has.
   void Cancel(Peers::CallId call);
 
+  // Opens a namespace under that name, which takes none from an engine; its tenant is the daemons'
+  // own. It may write to the disk, so not on the loop: `done` runs there later.
+  void Open(NamespaceSpec spec, Peers::Done<TieredStore::NamespaceInfo> done);
+
   // Members that are not in the view, in this incarnation and at this address, are not asked any
   // more; pulls from them that still run are UNAVAILABLE.
   void Keep(const ClusterView& view);

@@ -59,6 +59,19 @@ grpc::ServerUnaryReactor* PeerService::Locate(grpc::CallbackServerContext* call,
   });
 }
 
+grpc::ServerUnaryReactor* PeerService::DescribeNamespace(
+    grpc::CallbackServerContext* call, const v1::DescribeNamespaceRequest* request,
+    v1::DescribeNamespaceReply* reply) {
+  return Begin(call, *request, [&](PeerAnswers&, auto* reactor) -> absl::Status {
+    const absl::StatusOr<TieredStore::NamespaceInfo> info =
+        context_.Resolve(Caller{kDefaultTenant, 0}, request->namespace_());
+    if (!info.ok() && !absl::IsNotFound(info.status())) return info.status();
+    if (info.ok()) ToProto(info->spec, reply->mutable_spec());
+    reactor->Finish(grpc::Status::OK);
+    return absl::OkStatus();
+  });
+}
+
 grpc::ServerUnaryReactor* PeerService::Announce(grpc::CallbackServerContext* call,
                                                 const v1::AnnounceRequest* request,
                                                 v1::AnnounceReply*) {

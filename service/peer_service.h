@@ -16,6 +16,9 @@ class PeerService final : public v1::Peer::CallbackService {
   grpc::ServerUnaryReactor* Locate(grpc::CallbackServerContext* call,
                                    const v1::LocateRequest* request,
                                    v1::LocateReply* reply) override;
+  grpc::ServerUnaryReactor* DescribeNamespace(grpc::CallbackServerContext* call,
+                                              const v1::DescribeNamespaceRequest* request,
+                                              v1::DescribeNamespaceReply* reply) override;
   grpc::ServerUnaryReactor* Announce(grpc::CallbackServerContext* call,
                                      const v1::AnnounceRequest* request,
                                      v1::AnnounceReply* reply) override;

@@ -4,6 +4,7 @@
 #include "client/convert.h"
 #include "service/cluster_node.h"
 #include "storage/core/status_macros.h"
+#include "storage/namespace_table.h"
 
 namespace kvmill {
 
@@ -29,6 +30,29 @@ ClusterBlocks* ServiceContext::BlocksOfPeers(const Caller& caller,
   const ClusterNode* const node = cluster.load(std::memory_order_acquire);
   if (node == nullptr || !node->blocks().has_peers()) return nullptr;
   return &node->blocks();
+}
+
+bool ServiceContext::Learn(const absl::Status& unknown, const Caller& caller,
+                           const v1::NamespaceRef& ref, const Elsewhere& elsewhere,
+                           std::chrono::system_clock::time_point deadline,
+                           NamespaceDone done) const {
+  if (!absl::IsNotFound(unknown)) return false;
+  ClusterBlocks* const blocks = BlocksOfPeers(caller, elsewhere);
+  if (blocks == nullptr) return false;
+  NamespaceQuestion question;
+  if (ref.ref_case() == v1::NamespaceRef::kName) {
+    if (ref.name().empty() || ref.name().size() > kNamespaceNameBytesMax) return false;
+    question.name = ref.name();
+  } else {
+    question.fingerprint = *FingerprintFromBytes(ref.fingerprint());  // Resolve read it.
+  }
+  blocks->Learn(question, elsewhere.hint, deadline,
+                [name = question.name,
+                 done = std::move(done)](absl::StatusOr<TieredStore::NamespaceInfo> space) {
+                  if (space.ok() && !name.empty()) space->name = name;
+                  done(std::move(space));
+                });
+  return true;
 }
 
 absl::Status ServiceContext::CheckAcceptsStores() const {

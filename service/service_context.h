@@ -3,7 +3,9 @@
 #define KVMILL_SERVICE_SERVICE_CONTEXT_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -79,6 +81,14 @@ struct ServiceContext {
   // Where blocks that this node lacks are looked for; null: nowhere. Peers take each other for
   // their daemons' own tenant, so others' blocks stay where they are.
   ClusterBlocks* BlocksOfPeers(const Caller& caller, const Elsewhere& elsewhere) const;
+  // Asks other nodes what `ref` is, when Resolve said `unknown` of it, NOT_FOUND, and this caller
+  // may use what they have. False: nobody is asked, `done` does not run, and `unknown` is the
+  // answer. Otherwise `done` runs once, on the cluster's loop, with the namespace, which is open
+  // here then, or with what the caller is told. A name that was learned so stays unbound here.
+  using NamespaceDone = std::function<void(absl::StatusOr<TieredStore::NamespaceInfo>)>;
+  bool Learn(const absl::Status& unknown, const Caller& caller, const v1::NamespaceRef& ref,
+             const Elsewhere& elsewhere, std::chrono::system_clock::time_point deadline,
+             NamespaceDone done) const;
   // UNAVAILABLE while draining.
   absl::Status CheckAcceptsStores() const;
 };

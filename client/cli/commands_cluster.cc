@@ -1,4 +1,5 @@
-// cluster: who is in the cluster, and where in it blocks are, as a daemon knows it.
+// cluster: who is in the cluster, and where in it blocks are, as a daemon knows it; and taking a
+// node out.
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -7,6 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cli/commands.h"
 #include "client/cli/human.h"
 #include "client/cli/output.h"
@@ -36,6 +39,22 @@ constexpr const char* kWhereHelp =
     "KEY is that first block.\n"
     "  holders: told = false: a home says that the node did\n";
 
+constexpr const char* kDrainHelp =
+    "Takes a node out of service, as SIGTERM does: it takes no stores any more, other nodes copy "
+    "the blocks\n"
+    "that only it has, calls in flight end, it leaves the cluster, and its process ends with 0: "
+    "for "
+    "good, where\n"
+    "nobody starts it again. An admin command, of any node: another one is asked at its --admin. "
+    "Returns when\n"
+    "the node has left; Ctrl-C ends the waiting, not the drain. A daemon without --cluster is "
+    "called by its\n"
+    "--node-id, or else by the name of its host.\n"
+    "  blocks      = of the node's, those that other nodes have\n"
+    "  blocks_left = those that none has: they are missed, or lost without --data-dir; a longer\n"
+    "                --drain-timeout of the node leaves fewer\n"
+    "Exit code 3 when there is no such node.\n";
+
 constexpr const char* kAlone = "this node is alone: its kvmilld was started without --cluster";
 
 bool IsAlone(const ClusterStatus& status) { return status.node_id.empty(); }
@@ -50,7 +69,8 @@ Json MemberJson(const ClusterMember& member) {
           {"state", StateOf(member)},
           {"zone", member.zone},
           {"capacity_bytes", member.capacity_bytes},
-          {"address", member.address}};
+          {"address", member.address},
+          {"admin_address", member.admin_address}};
 }
 
 Json MembersJson(const std::vector<ClusterMember>& members) {
@@ -103,10 +123,11 @@ absl::Status PrintMembers(const CommonFlags& common) {
                {"zone", Table::Align::kLeft},
                {"capacity", Table::Align::kRight},
                {"address", Table::Align::kLeft},
+               {"admin", Table::Align::kLeft},
                {"incarnation", Table::Align::kLeft}});
   for (const ClusterMember& member : status.members) {
     table.Add({member.id, StateOf(member), member.zone, HumanBytes(member.capacity_bytes),
-               member.address, member.incarnation});
+               member.address, member.admin_address, member.incarnation});
   }
   table.Print();
   return absl::OkStatus();
@@ -143,6 +164,12 @@ absl::Status PrintWhere(const CommonFlags& common, const WhereFlags& flags) {
     PrintJson({{"homes", MembersJson(places.homes)}, {"holders", std::move(holders)}});
     return absl::OkStatus();
   }
+  if (places.homes.empty() && places.holders.empty()) {
+    KVMILL_ASSIGN_OR_RETURN(const ClusterStatus status, client->Cluster());
+    std::cout << (IsAlone(status) ? kAlone : "this node has not heard of any node yet")
+              << "; what it has itself 'kvmill ls' says" << std::endl;
+    return absl::OkStatus();
+  }
   Table table({{"", Table::Align::kLeft},
                {"id", Table::Align::kLeft},
                {"state", Table::Align::kLeft},
@@ -157,6 +184,55 @@ absl::Status PrintWhere(const CommonFlags& common, const WhereFlags& flags) {
     add(holder.told ? "holder" : "holder, told of", holder.member);
   }
   table.Print();
+  if (places.holders.empty()) std::cout << "no node says that it has this block" << std::endl;
+  return absl::OkStatus();
+}
+
+// A node that drains is gone after its --drain-timeout, which is an hour at most.
+constexpr absl::Duration kDrainMax = absl::Hours(2);
+
+// Until the daemon that was asked, and drains itself, answers no more.
+absl::Status WaitForEnd(Client& client, Progress& progress, const NodeDrain& drain) {
+  const std::string boot_id = client.boot_id();
+  for (const absl::Time end = absl::Now() + kDrainMax; absl::Now() < end;) {
+    const absl::StatusOr<ServerStatus> status = client.Status({.timeout = absl::Seconds(1)});
+    const bool slow = absl::IsDeadlineExceeded(status.status());
+    if (!slow && (!status.ok() || client.boot_id() != boot_id)) return absl::OkStatus();
+    progress.Update(drain.blocks, drain.blocks + drain.blocks_left,
+                    "blocks are on other nodes; calls in flight end");
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+  return absl::DeadlineExceededError("the daemon drains and does not end");
+}
+
+absl::Status Drain(const CommonFlags& common, const std::string& node) {
+  KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
+  // A daemon that does not answer at all is known by --timeout.
+  KVMILL_RETURN_IF_ERROR(client->Status().status());
+  Progress progress(absl::StrCat("draining ", node));
+  const auto show = [&progress](const NodeDrain& drain) {
+    progress.Update(drain.blocks, drain.blocks + drain.blocks_left,
+                    drain.phase == NodeDrain::Phase::kHandingOver
+                        ? "blocks are on other nodes"
+                        : "blocks are on other nodes; calls in flight end");
+  };
+  KVMILL_ASSIGN_OR_RETURN(const NodeDrain drain,
+                          client->DrainNode(node, show, {.timeout = kDrainMax}));
+  const bool left = drain.phase == NodeDrain::Phase::kLeft;
+  if (!left) KVMILL_RETURN_IF_ERROR(WaitForEnd(*client, progress, drain));
+  if (common.json) {
+    PrintJson({{"node", node},
+               {"state", left ? "left" : "ended"},
+               {"blocks", drain.blocks},
+               {"blocks_left", drain.blocks_left}});
+    return absl::OkStatus();
+  }
+  Report report;
+  report.Add("node", node, left ? "has left the cluster" : "answers no more");
+  report.Add("blocks", HumanCount(drain.blocks), "are on other nodes");
+  report.Add("left", HumanCount(drain.blocks_left),
+             drain.blocks_left == 0 ? "" : "are on its disk, if it has one, and on no other node");
+  report.Print();
   return absl::OkStatus();
 }
 
@@ -179,6 +255,12 @@ void AddClusterCommands(CommandLine& line) {
   app->add_option("--place", where->place, "Place in that run, 0 to 31")
       ->check(CLI::Range(0u, 31u))
       ->type_name("N");
+  const auto drained = std::make_shared<std::string>();
+  app = line.Add(*cluster, "drain", "Has a node hand over its blocks, leave and end", kDrainHelp,
+                 [&line, drained] { return Drain(line.flags(), *drained); });
+  app->add_option("node", *drained, "Its id, of 'kvmill cluster members'")
+      ->required()
+      ->type_name("NODE");
 }
 
 }  // namespace kvmill::cli

@@ -21,6 +21,8 @@ struct Member {
   std::uint64_t capacity_bytes =
       0;  // Of host memory and disk: the weight in placement. At least 1.
   MemberState state = MemberState::kServing;
+  // HOST:PORT of its --admin, as peers reach it; empty: they do not.
+  std::string admin_address{};
 
   friend bool operator==(const Member&, const Member&) = default;
 };

@@ -32,9 +32,16 @@ absl::Status CheckMember(const Member& member) {
     return absl::InvalidArgumentError(absl::StrCat("incarnation of ", member.incarnation.size(),
                                                    " bytes: want ", kIncarnationBytes));
   }
-  const bool printable = std::all_of(member.address.begin(), member.address.end(),
-                                     [](char c) { return c > ' ' && c < 0x7f; });
-  if (member.address.empty() || member.address.size() > kAddressBytesMax || !printable) {
+  const auto printable = [](const std::string& address) {
+    return address.size() <= kAddressBytesMax &&
+           std::all_of(address.begin(), address.end(), [](char c) { return c > ' ' && c < 0x7f; });
+  };
+  if (!printable(member.admin_address)) {
+    return absl::InvalidArgumentError(absl::StrCat("admin \"", absl::CEscape(member.admin_address),
+                                                   "\": want at most ", kAddressBytesMax,
+                                                   " printable characters without spaces"));
+  }
+  if (member.address.empty() || !printable(member.address)) {
     return absl::InvalidArgumentError(absl::StrCat("address \"", absl::CEscape(member.address),
                                                    "\": want 1 to ", kAddressBytesMax,
                                                    " printable characters without spaces"));
@@ -77,12 +84,12 @@ absl::StatusOr<std::string> EncodeRegistration(const Registration& registration)
     return absl::InvalidArgumentError(
         absl::StrCat("holder of ", registration.holder.size(), " bytes: want 0 or ", kHolderBytes));
   }
-  return absl::StrCat(kMagic, kVersion, " id=", member.id,
-                      " incarnation=", absl::BytesToHexString(member.incarnation),
-                      " address=", member.address, " zone=", member.zone,
-                      " capacity_bytes=", member.capacity_bytes,
-                      " state=", member.state == MemberState::kServing ? "serving" : "draining",
-                      " holder=", absl::BytesToHexString(registration.holder));
+  return absl::StrCat(
+      kMagic, kVersion, " id=", member.id,
+      " incarnation=", absl::BytesToHexString(member.incarnation), " address=", member.address,
+      " zone=", member.zone, " capacity_bytes=", member.capacity_bytes,
+      " state=", member.state == MemberState::kServing ? "serving" : "draining",
+      " holder=", absl::BytesToHexString(registration.holder), " admin=", member.admin_address);
 }
 
 absl::StatusOr<Registration> DecodeRegistration(absl::string_view value) {
@@ -107,6 +114,7 @@ absl::StatusOr<Registration> DecodeRegistration(absl::string_view value) {
   member.id = std::string(fields["id"]);
   member.address = std::string(fields["address"]);
   member.zone = std::string(fields["zone"]);
+  member.admin_address = std::string(fields["admin"]);
   // A state of later versions: whatever it is, it is not plain serving.
   member.state = fields["state"] == "serving" ? MemberState::kServing : MemberState::kDraining;
   const absl::string_view holder = fields["holder"];

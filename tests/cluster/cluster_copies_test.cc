@@ -159,6 +159,43 @@ TEST_F(ClusterCopiesTest, ANodeThatLeavesAsSoonAsAnotherIsAMemberHandsOver) {
   EXPECT_EQ(HitsOn("b", true), kBlocks);
 }
 
+// Its home copies what three other nodes ask for, without --copies.
+TEST_F(ClusterCopiesTest, ARunThatManyAskForIsCopiedToItsHome) {
+  const std::vector<std::string> names = {"a", "b", "c", "d", "e"};
+  for (const std::string& name : names) StartNode(name, kLongLease);
+  for (const std::string& name : names) {
+    Until([&] { return MembersOf(name) == "a b c d e"; });
+    OpenOn(name);
+  }
+  // One whose home is no holder.
+  std::string sequence, home;
+  for (int i = 0; home.empty() || home == "a"; ++i) {
+    sequence = absl::StrCat("s", i);
+    const auto where = ClientOf("a").Where("shared", KeyOf(sequence, 0), {}, 0);
+    ASSERT_TRUE(where.ok()) << where.status();
+    ASSERT_FALSE(where->homes.empty());
+    home = where->homes[0].id;
+  }
+  Sequence values(SmallSpec(), 8 * SmallSpec().block_tokens, 1);
+  ASSERT_TRUE(ClientOf("a").Store(ns_["a"], values.Blocks(sequence), {}).ok());
+  const auto hits = [&](const std::string& name, bool local_only) {
+    const auto found = ClientOf(name).Lookup(ns_[name], KeysOf(sequence, 8), {},
+                                             {.elsewhere = {.local_only = local_only}});
+    return found.ok() ? found->hit_blocks : 0;
+  };
+  std::vector<std::string> asking;
+  for (const std::string& name : names) {
+    if (name != "a" && name != home) asking.push_back(name);
+  }
+  for (std::size_t i = 0; i < asking.size(); ++i) {
+    EXPECT_EQ(hits(home, true), 0u) << i << " have asked";
+    Until([&] { return hits(asking[i], false) == 8; });
+  }
+  Until([&] { return hits(home, true) == 8; });
+  for (const std::string& name : asking)
+    EXPECT_EQ(hits(name, true), 0u) << "looking up copies nothing";
+}
+
 // What others call a namespace binds no name here.
 TEST_F(ClusterCopiesTest, ACopyTakesNoEnginesName) {
   StartNodes({"--copies", "1"});

@@ -23,6 +23,7 @@ Registration Example() {
   member.zone = "eu-1a";
   member.capacity_bytes = 68719476736;
   member.state = MemberState::kDraining;
+  member.admin_address = "[2001:db8::7]:7601";
   registration.holder = std::string(16, '\x5a');
   return registration;
 }
@@ -31,7 +32,7 @@ Registration Example() {
 constexpr const char* kVector =
     "kvmill.member/1 id=node-a incarnation=00112233445566778899aabbccddeeff "
     "address=[2001:db8::7]:7600 zone=eu-1a capacity_bytes=68719476736 state=draining "
-    "holder=5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a";
+    "holder=5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a admin=[2001:db8::7]:7601";
 
 TEST(RegistrationTest, TheBytesAreThoseOfTheDocument) {
   EXPECT_EQ(*EncodeRegistration(Example()), kVector);
@@ -39,13 +40,20 @@ TEST(RegistrationTest, TheBytesAreThoseOfTheDocument) {
   EXPECT_EQ(MemberKey("/kvmill/", "node-a"), "/kvmill/members/node-a");
 }
 
-TEST(RegistrationTest, EmptyZoneAndHolderComeBack) {
+TEST(RegistrationTest, EmptyZoneHolderAndAdminComeBack) {
   Registration registration = Example();
-  registration.member.zone = registration.holder = "";
+  registration.member.zone = registration.holder = registration.member.admin_address = "";
   registration.member.state = MemberState::kServing;
   const auto value = EncodeRegistration(registration);
   ASSERT_TRUE(value.ok());
   EXPECT_EQ(*DecodeRegistration(*value), registration);
+}
+
+TEST(RegistrationTest, EntriesOfEarlierSoftwareHaveNoAdmin) {
+  const auto read =
+      DecodeRegistration(absl::StrReplaceAll(kVector, {{" admin=[2001:db8::7]:7601", ""}}));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->member.admin_address, "");
 }
 
 TEST(RegistrationTest, LaterSoftwareMayAddFieldsAndStates) {
@@ -75,6 +83,8 @@ TEST(RegistrationTest, WhatIsNoEntryIsNotTakenForOne) {
       {"address=[2001:db8::7]:7600", "address="},
       {"address=[2001:db8::7]:7600", "address=" + std::string(kAddressBytesMax + 1, 'a')},
       {"address=[2001:db8::7]:7600", "address=a\tb:1"},
+      {"admin=[2001:db8::7]:7601", "admin=" + std::string(kAddressBytesMax + 1, 'a')},
+      {"admin=[2001:db8::7]:7601", "admin=a\tb:1"},
       {"zone=eu-1a", "zone=eu/1a"},
       {"capacity_bytes=68719476736", "capacity_bytes=0"},
       {"capacity_bytes=68719476736", "capacity_bytes=-1"},

@@ -25,6 +25,7 @@ namespace {
 
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 class ProcessTest : public DaemonTest {
@@ -148,6 +149,9 @@ TEST_F(ProcessTest, BadCommandLinesAreUsageErrors) {
        std::vector<std::vector<std::string>>{{"--nope"},
                                              {"--host-bytes", "4XB"},
                                              {"--host-bytes"},
+                                             {"--host-bytes", "1MiB"},
+                                             {"--gpu-bytes", "1MiB"},
+                                             {"--replication-rate", "1KiB"},
                                              {"--listen", "::1:7600"},
                                              {"--listen", "localhost"},
                                              {"--log-level", "loud"},
@@ -166,7 +170,18 @@ TEST_F(ProcessTest, WhatCannotStartSaysWhyInOneLineAndExitsOne) {
   } cases[] = {
       {{"--listen", "127.0.0.1:0"}, "--insecure"},
       {{"--admin", "127.0.0.1:0"}, "--insecure"},
-      {{"--gpu-bytes", "1MiB"}, "--gpu-bytes 1MiB: want 0 or at least 64MiB"},
+      {{"--config", Write("z.yaml", "host_bytes: 1MiB\n")},
+       "z.yaml:1: host-bytes \"1MiB\": want at least 64MiB"},
+      // Addresses that no host has (RFC 5737): seen before 4 GiB of memory are filled.
+      {{"--metrics", "192.0.2.1:0"}, "--metrics 192.0.2.1:0: cannot listen there: "},
+      {{"--listen", "192.0.2.1:7600", "--insecure"},
+       "--listen 192.0.2.1:7600: cannot listen there"},
+      {{"--admin", "[2001:db8::1]:0", "--insecure"},
+       "--admin [2001:db8::1]:0: cannot listen there"},
+      {{"--ucx", "192.0.2.1"}, "--ucx 192.0.2.1: cannot listen there: "},
+      {{"--ucx", "192.0.2.1", "--check-config"}, "--ucx 192.0.2.1: cannot listen there: "},
+      {{"--listen", "no.such.host.invalid:1", "--insecure", "--check-config"},
+       "--listen no.such.host.invalid:1: cannot listen there: "},
       {{"--device", "cuda:99"}, "--device cuda:99: "},
       {{"--cluster", "etcd://127.0.0.1:2379"}, "needs --listen HOST:PORT"},
       {{"--config", directory_ / "absent.yaml"}, "cannot be read"},
@@ -187,6 +202,28 @@ TEST_F(ProcessTest, WhatCannotStartSaysWhyInOneLineAndExitsOne) {
     EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 1) << error;
     EXPECT_EQ(daemon_->standard_output(), "");
   }
+}
+
+TEST_F(ProcessTest, APortThatIsTakenEndsTheStartBeforeMemoryIsFilledAndIsNoDrain) {
+  Start({"--metrics", "127.0.0.1:0"});
+  const std::string taken = ready_["metrics"].get<std::string>();
+  const std::string other = directory_ / "other.sock";
+  EXPECT_EQ(Run({"--socket", other, "--metrics", taken, "--check-config"}).code, 0)
+      << "it may be its own port";
+  Start({"--metrics", taken});
+  DaemonProcess second(DaemonBinary(), {"--socket", other, "--metrics", taken});
+  EXPECT_EQ(second.WaitExit().code, 1);
+  const std::string error = second.standard_error();
+  EXPECT_THAT(error, HasSubstr(absl::StrCat("--metrics ", taken, ": cannot listen there: ")));
+  EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 1) << error;
+  // What is only seen later is no drain either.
+  DaemonProcess third(
+      DaemonBinary(),
+      {"--socket", other, "--host-bytes", "64MiB", "--insecure", "--data-dir", directory_ / "data",
+       "--disk-bytes", "1GiB", "--listen", "127.0.0.1:17611", "--admin", "127.0.0.1:17611"});
+  EXPECT_EQ(third.WaitExit().code, 1);
+  EXPECT_THAT(third.standard_error(), HasSubstr("--admin 127.0.0.1:17611: cannot listen there"));
+  EXPECT_THAT(third.standard_error(), Not(HasSubstr("drain")));
 }
 
 // Inherited by the daemon: its kernel has no huge pages to give.

@@ -243,6 +243,12 @@ class Caller {
       for (const BlockKey& key : world_.keys) run->add_keys(std::string(key.view()));
       return Copy(request);
     }
+    if (method.name() == "DescribeNamespace") {
+      v1::DescribeNamespaceRequest request;
+      request.set_incarnation(world_.boot_id);
+      request.mutable_namespace_()->set_name(world_.kept.name);
+      return Copy(request);
+    }
     if (method.name() == "ListRuns") {
       v1::ListRunsRequest request;
       request.set_incarnation(world_.boot_id);

@@ -148,7 +148,7 @@ class HotPathTest : public ::testing::Test {
     config.host_bytes = kHostBytesMin;
     config.encode_threads = 1;
     ASSERT_TRUE(CheckConfig(config).ok());
-    absl::StatusOr<std::unique_ptr<Node>> node = Node::Start(config);
+    absl::StatusOr<std::unique_ptr<Node>> node = Node::Start(config, leaving_);
     ASSERT_TRUE(node.ok()) << node.status();
     node_ = *std::move(node);
     const nlohmann::json ready = nlohmann::json::parse(node_->ReadyLine());
@@ -204,6 +204,7 @@ class HotPathTest : public ::testing::Test {
   }
 
   TemporaryDirectory directory_;
+  Leaving leaving_;
   std::unique_ptr<Node> node_;
   std::unique_ptr<Client> remote_;  // As from another host.
   std::unique_ptr<Client> local_;

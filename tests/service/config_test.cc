@@ -320,7 +320,7 @@ TEST(ConfigTest, APeersAddressIsTheRealOne) {
   config.node_id = "node-1";
   const std::string incarnation(16, 'i');
   const auto address = [&] {
-    const auto options = MakeMembershipOptions(config, "10.0.0.1:7600", incarnation, "");
+    const auto options = MakeMembershipOptions(config, "10.0.0.1:7600", "", incarnation, "");
     return options.ok() ? options->self.member.address : std::string(options.status().message());
   };
   EXPECT_EQ(address(), "10.0.0.1:7600");
@@ -329,9 +329,32 @@ TEST(ConfigTest, APeersAddressIsTheRealOne) {
   config.advertise = "[fd00::1]:99";
   EXPECT_EQ(address(), "[fd00::1]:99");
   config.data_dir = "/d";
-  EXPECT_EQ(
-      MakeMembershipOptions(config, "10.0.0.1:7600", incarnation, "")->self.member.capacity_bytes,
-      config.host_bytes + config.disk_bytes);
+  EXPECT_EQ(MakeMembershipOptions(config, "10.0.0.1:7600", "", incarnation, "")
+                ->self.member.capacity_bytes,
+            config.host_bytes + config.disk_bytes);
+}
+
+TEST(ConfigTest, AnAdminAddressIsSaidWhereOthersReachIt) {
+  Config config;
+  config.cluster = "etcd://h:1";
+  config.node_id = "node-1";
+  const auto admin = [&](const std::string& listen, const std::string& bound) {
+    const auto options = MakeMembershipOptions(config, listen, bound, std::string(16, 'i'), "");
+    return options.ok() ? options->self.member.admin_address
+                        : std::string(options.status().message());
+  };
+  EXPECT_EQ(admin("10.0.0.1:7600", ""), "");
+  EXPECT_EQ(admin("10.0.0.1:7600", "10.0.0.1:7601"), "10.0.0.1:7601");
+  EXPECT_EQ(admin("10.0.0.1:7600", "0.0.0.0:7601"), "10.0.0.1:7601");
+  EXPECT_EQ(admin("[fd00::1]:7600", "[::]:7601"), "[fd00::1]:7601");
+  // A loopback address would be another machine's own.
+  for (const char* loopback :
+       {"127.0.0.1:7601", "127.9.9.9:7601", "[::1]:7601", "localhost:7601"}) {
+    EXPECT_EQ(admin("10.0.0.1:7600", loopback), "") << loopback;
+    EXPECT_EQ(admin("127.0.0.1:7600", loopback), loopback);
+  }
+  config.advertise = "node-1.example:7600";
+  EXPECT_EQ(admin("0.0.0.0:7600", "[::]:7601"), "node-1.example:7601");
 }
 
 TEST(ConfigTest, TheDataPlaneHasANumericAddressWithOrWithoutAPort) {

@@ -284,6 +284,32 @@ TEST_F(GrpcPeersTest, AnUnknownNamespaceIsNoError) {
   EXPECT_EQ((*answers)[0].present, 0u);
 }
 
+TEST_F(GrpcPeersTest, ANodeDescribesTheNamespacesThatItKnows) {
+  const auto describe = [&](const NamespaceQuestion& question) {
+    return Wait<NamespaceLearner::Answer>(30'000 * kMs, [&](std::int64_t deadline, auto done) {
+      peers_->DescribeNamespace(b_, question, deadline, done);
+    });
+  };
+  NamespaceSpec spec = Spec();
+  spec.tenant.clear();
+  const auto by_fingerprint = describe({.name = "", .fingerprint = fingerprint_});
+  ASSERT_TRUE(by_fingerprint.ok()) << by_fingerprint.status();
+  EXPECT_EQ(*by_fingerprint, spec);
+  const auto by_name = describe({.name = store_->Namespaces().at(0).name});
+  ASSERT_TRUE(by_name.ok()) << by_name.status();
+  EXPECT_EQ(*by_name, spec);
+  const auto unknown = describe({.name = "nowhere"});
+  ASSERT_TRUE(unknown.ok()) << unknown.status();
+  EXPECT_FALSE(unknown->has_value());
+  EXPECT_EQ(peers_->stats().at("b").failures, 0u) << "not to know it is no failure";
+  v1::DescribeNamespaceRequest malformed;
+  malformed.mutable_namespace_()->set_fingerprint("short");
+  EXPECT_EQ(Ask(&v1::Peer::Stub::DescribeNamespace, malformed).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Ask(&v1::Peer::Stub::DescribeNamespace, v1::DescribeNamespaceRequest()).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+}
+
 TEST_F(GrpcPeersTest, AnotherProcessAtTheAddressIsNobody) {
   ASSERT_TRUE(Put(1).ok());
   const Member before = MemberOf("b", 'x', b_.address);

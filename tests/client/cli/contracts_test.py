@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import socket
 import sys
 import unittest
 import urllib.request
@@ -86,6 +87,11 @@ class Contracts(Case):
         self.assertEqual(self.ask("cluster", "where", "ab" * 16, "--namespace", "n")["homes"], [])
         for wrong in (["zz"], ["ab" * 8, "--anchor", "zz"], ["ab" * 16, "--place", "3"], ["ab" * 16, "--place", "32"]):
             self.kvmill("cluster", "where", *wrong, "--namespace", "n", code=2)
+        self.assertEqual(self.kvmill("cluster", "where", "ab" * 16, "--namespace", "n").output,
+                         "this node is alone: its kvmilld was started without --cluster; what it has itself 'kvmill ls' says\n")
+        self.assertIn(f'is called "{socket.gethostname()}"', self.kvmill("cluster", "drain", "nobody", code=3).error)
+        # The last thing that this daemon does.
+        self.assertEqual(self.ask("cluster", "drain", socket.gethostname())["state"], "ended")
         rows = set(self.rows("kvmill"))
         self.assertEqual(self.rows("kvmill")["top"], [])
         self.kvmill("top", "--json", code=2)

@@ -1,0 +1,173 @@
+#include "service/cluster/namespace_learner.h"
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace kvmill {
+namespace {
+
+std::string TextOf(const NamespaceQuestion& question) {
+  return question.name.empty() ? ToHex(question.fingerprint)
+                               : absl::StrCat("\"", absl::CEscape(question.name), "\"");
+}
+
+absl::Status Unknown(const NamespaceQuestion& question) {
+  return absl::NotFoundError(
+      absl::StrCat("namespace ", TextOf(question), " is known neither here nor by another node"));
+}
+
+}  // namespace
+
+NamespaceLearner::NamespaceLearner(Loop& loop, PeerHealth& health, Options options)
+    : loop_(loop), health_(health), options_(std::move(options)) {}
+
+NamespaceLearner::~NamespaceLearner() {
+  for (auto& [question, asking] : asking_) {
+    loop_.Cancel(asking.timer);
+    for (const auto& [id, waiter] : asking.waiters) loop_.Cancel(waiter.timer);
+    for (const auto& [call, member] : asking.calls) options_.cancel(call);
+  }
+}
+
+// The hint, then the others, each question beginning with another one.
+std::vector<Member> NamespaceLearner::MembersToAsk(const NamespaceQuestion& question,
+                                                   const std::string& hint) const {
+  std::vector<Member> members;
+  if (view_ == nullptr) return members;
+  const std::vector<Member>& all = view_->members();
+  std::size_t begin = 0;
+  for (const std::byte b : question.fingerprint) begin = 31 * begin + std::to_integer<unsigned>(b);
+  for (const char c : question.name) begin = 31 * begin + static_cast<unsigned char>(c);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Member& member = all[(begin + i) % all.size()];
+    if (member.id == options_.self_id || health_.Paused(member)) continue;
+    members.insert(member.id == hint ? members.begin() : members.end(), member);
+  }
+  if (members.size() > kAskedMax) members.resize(kAskedMax);
+  return members;
+}
+
+void NamespaceLearner::Learn(const NamespaceQuestion& question, const std::string& hint,
+                             std::int64_t deadline_nanos, Done done) {
+  const std::int64_t now = loop_.clock().MonotonicNanos();
+  if (const auto known = unknown_.find(question); known != unknown_.end()) {
+    if (now < known->second) return done(Unknown(question));
+    unknown_.erase(known);
+  }
+  auto found = asking_.find(question);
+  if (waiters_ >= kWaitersMax || (found == asking_.end() && asking_.size() >= kQuestionsMax)) {
+    return done(absl::ResourceExhaustedError(absl::StrCat(
+        "namespace ", TextOf(question), " is not known here, and other nodes are asked for ",
+        asking_.size(), " others already, at most ", kQuestionsMax)));
+  }
+  const bool first = found == asking_.end();
+  if (first) {
+    std::vector<Member> members = MembersToAsk(question, hint);
+    if (members.empty()) return done(Unknown(question));
+    found = asking_.emplace(question, Asking{}).first;
+    found->second.members = std::move(members);
+    found->second.timer =
+        loop_.At(now + options_.limit_nanos, [this, question] { Complete(question); });
+  }
+  ++waiters_;
+  const std::uint64_t id = next_waiter_++;
+  Waiter& waiter = found->second.waiters[id];
+  waiter.done = std::move(done);
+  waiter.timer = loop_.At(deadline_nanos, [this, question, id] {
+    const auto node = asking_.at(question).waiters.extract(id);
+    --waiters_;
+    node.mapped().done(Unknown(question));
+  });
+  if (first) Ask(question);
+}
+
+void NamespaceLearner::Ask(const NamespaceQuestion& question) {
+  Asking& asking = asking_.at(question);
+  const std::int64_t deadline = loop_.clock().MonotonicNanos() + options_.call_nanos;
+  while (asking.calls.size() < kCallsMax && asking.next < asking.members.size()) {
+    const Member& member = asking.members[asking.next++];
+    if (!health_.Admit(member)) continue;
+    // It is told later, never within this call, so `call` is set by then.
+    const auto call = std::make_shared<Peers::CallId>(0);
+    *call = options_.ask(member, question, deadline,
+                         [this, question, call](absl::StatusOr<Answer> answer) {
+                           Answered(question, *call, std::move(answer));
+                         });
+    asking.calls.emplace(*call, member);
+  }
+  if (asking.calls.empty()) Complete(question);
+}
+
+bool NamespaceLearner::IsTrue(const NamespaceQuestion& question, const NamespaceSpec& spec) const {
+  if (!ValidateNamespace(spec).ok()) return false;
+  return !question.name.empty() || FingerprintOf(spec) == question.fingerprint;
+}
+
+void NamespaceLearner::Answered(const NamespaceQuestion& question, Peers::CallId call,
+                                absl::StatusOr<Answer> answer) {
+  Asking& asking = asking_.at(question);
+  const Member member = asking.calls.extract(call).mapped();
+  if (answer.ok() && answer->has_value()) (**answer).tenant = options_.tenant;
+  if (!answer.ok()) {
+    // One of an earlier version has no such method, and is well.
+    if (absl::IsUnimplemented(answer.status())) {
+      health_.Succeeded(member);
+    } else {
+      health_.Failed(member, PeerHealth::Fault::kFailed);
+    }
+  } else if (answer->has_value() && !IsTrue(question, **answer)) {
+    health_.Failed(member, PeerHealth::Fault::kLied);
+  } else {
+    health_.Succeeded(member);
+    if (answer->has_value() && asking.found.has_value() && *asking.found != **answer) {
+      asking.differ = absl::FailedPreconditionError(absl::StrCat(
+          "namespace ", TextOf(question), " is another one on node \"", member.id, "\" than on \"",
+          asking.found_by, "\": ", DescribeDifference(**answer, *asking.found)));
+      return Complete(question);
+    }
+    if (answer->has_value()) {
+      asking.found = *std::move(answer);
+      asking.found_by = member.id;
+      if (question.name.empty()) return Complete(question);
+    }
+  }
+  Ask(question);
+}
+
+absl::StatusOr<NamespaceSpec> NamespaceLearner::ResultOf(const NamespaceQuestion& question,
+                                                         const Asking& asking) const {
+  if (!asking.differ.ok()) return asking.differ;
+  if (asking.found.has_value()) return *asking.found;
+  return Unknown(question);
+}
+
+void NamespaceLearner::Complete(const NamespaceQuestion& question) {
+  auto node = asking_.extract(question);
+  Asking& asking = node.mapped();
+  loop_.Cancel(asking.timer);
+  for (const auto& [call, member] : asking.calls) options_.cancel(call);
+  const absl::StatusOr<NamespaceSpec> result = ResultOf(question, asking);
+  if (absl::IsNotFound(result.status())) RememberUnknown(question);
+  waiters_ -= asking.waiters.size();
+  for (auto& [id, waiter] : asking.waiters) {
+    loop_.Cancel(waiter.timer);
+    waiter.done(result);
+  }
+}
+
+void NamespaceLearner::RememberUnknown(const NamespaceQuestion& question) {
+  const std::int64_t now = loop_.clock().MonotonicNanos();
+  if (unknown_.size() >= kUnknownMax) {
+    std::erase_if(unknown_, [now](const auto& entry) { return entry.second <= now; });
+  }
+  if (unknown_.size() >= kUnknownMax) unknown_.erase(unknown_.begin());
+  unknown_[question] = now + options_.unknown_nanos;
+}
+
+void NamespaceLearner::CompleteAll() {
+  while (!asking_.empty()) Complete(NamespaceQuestion(asking_.begin()->first));
+}
+
+}  // namespace kvmill
