@@ -169,10 +169,9 @@ absl::Status Client::RevokeTicket(absl::string_view ticket, CallOptions call) {
   return WaitForStatus([&](auto done) { RevokeTicketAsync(ticket, call, std::move(done)); });
 }
 
-absl::StatusOr<RedeemResult> Client::RedeemTicket(const ClientNamespace& ns,
-                                                  absl::string_view ticket, RedeemUpdate update,
-                                                  CallOptions call) {
-  return Wait<RedeemResult>(
+RedeemResult Client::RedeemTicket(const ClientNamespace& ns, absl::string_view ticket,
+                                  RedeemUpdate update, CallOptions call) {
+  return *Wait<RedeemResult>(
       [&](auto done) { RedeemTicketAsync(ns, ticket, std::move(update), call, std::move(done)); });
 }
 

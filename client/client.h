@@ -501,13 +501,13 @@ class Client {
   absl::Status RevokeTicket(absl::string_view ticket, CallOptions call = {});
   void RevokeTicketAsync(absl::string_view ticket, CallOptions call,
                          std::function<void(absl::Status)> done);
-  // At any other daemon of the cluster: brings the blocks to its store. Errors of the call are
-  // those of the ticket; what did not come is a miss, and what was told sealed stays. `update` may
-  // be null. The call's time is how long the caller waits, prefill included.
-  absl::StatusOr<RedeemResult> RedeemTicket(const ClientNamespace& ns, absl::string_view ticket,
-                                            RedeemUpdate update = nullptr, CallOptions call = {});
+  // At any daemon of the cluster: brings the blocks to its store. (At the one that made the ticket
+  // they are there, and it only tells.) What did not come is a miss. `update` may be null. The
+  // call's time is how long the caller waits, prefill included.
+  RedeemResult RedeemTicket(const ClientNamespace& ns, absl::string_view ticket,
+                            RedeemUpdate update = nullptr, CallOptions call = {});
   void RedeemTicketAsync(const ClientNamespace& ns, absl::string_view ticket, RedeemUpdate update,
-                         CallOptions call, Done<RedeemResult> done);
+                         CallOptions call, std::function<void(RedeemResult)> done);
   // Redeems of it that this client started end with CANCELLED, soon. When nobody else redeems it at
   // that daemon, what is not sealed is discarded and the producer lets go.
   void CancelRedeem(absl::string_view ticket);

@@ -31,7 +31,7 @@ namespace kvmill {
 
 using Deadline = Connection::Deadline;
 
-class RedeemStream;  // client/redeem_stream.h
+class Redeeming;  // client/redeem_stream.h
 
 absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info);
 
@@ -138,11 +138,11 @@ class Client::Impl {
   }
 
   // Redeems that run, by ticket, so that they can be cancelled.
-  void Redeems(const std::string& ticket, RedeemStream* stream) {
+  void RedeemBegins(const std::string& ticket, const std::shared_ptr<Redeeming>& redeeming) {
     MutexLock lock(mu_);
-    redeems_.emplace(ticket, stream);
+    redeems_.emplace(ticket, redeeming);
   }
-  void RedeemEnds(const std::string& ticket, const RedeemStream* stream);
+  void RedeemEnds(const std::string& ticket, const std::shared_ptr<Redeeming>& redeeming);
   void CancelRedeems(const std::string& ticket);
 
   void Unregister(const SessionPtr& session, std::uint64_t registration, Deadline deadline,
@@ -199,7 +199,7 @@ class Client::Impl {
   std::atomic<bool> fell_back_{false};
   Mutex mu_;
   std::map<Fingerprint, ClientNamespace> registered_ ABSL_GUARDED_BY(mu_);
-  std::multimap<std::string, RedeemStream*> redeems_ ABSL_GUARDED_BY(mu_);
+  std::multimap<std::string, std::shared_ptr<Redeeming>> redeems_ ABSL_GUARDED_BY(mu_);
   // May be null; constant after construction. Workers are used by both others.
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<DataLink> link_;

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/client_impl.h"
@@ -11,15 +12,43 @@
 namespace kvmill {
 namespace {
 
-absl::StatusOr<std::uint32_t> MillisOf(absl::string_view what, absl::Duration duration) {
-  const std::int64_t millis = absl::ToInt64Milliseconds(duration);
-  if (millis > 0 && millis <= std::int64_t{1} << 31) return static_cast<std::uint32_t>(millis);
-  return absl::InvalidArgumentError(absl::StrCat(what, " of a ticket ",
-                                                 absl::FormatDuration(duration),
-                                                 ": want at least 1 ms, and days at most"));
+absl::StatusOr<std::uint32_t> MillisOf(absl::string_view what, absl::Duration duration,
+                                       absl::Duration most) {
+  if (duration >= absl::Milliseconds(1) && duration <= most) {
+    return static_cast<std::uint32_t>(absl::ToInt64Milliseconds(duration));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(what, " ", absl::FormatDuration(duration),
+                                                 " of a ticket: want 1 ms to ",
+                                                 absl::FormatDuration(most)));
 }
 
 }  // namespace
+
+absl::string_view NameOf(TicketMiss miss) {
+  switch (miss) {
+    case TicketMiss::kNone:
+      return "not missed";
+    case TicketMiss::kGivenUp:
+      return "given up";
+    case TicketMiss::kDamaged:
+      return "damaged";
+    case TicketMiss::kNoRoom:
+      return "no room";
+    case TicketMiss::kProducerGone:
+      return "producer gone";
+    case TicketMiss::kRevoked:
+      return "revoked";
+    case TicketMiss::kDeadline:
+      return "out of time";
+    case TicketMiss::kEnded:
+      return "ticket ended";
+    case TicketMiss::kRefused:
+      return "refused";
+    case TicketMiss::kCallEnded:
+      return "call ended";
+  }
+  return "unknown";
+}
 
 void Client::CreateTicketAsync(const ClientNamespace& ns, absl::Span<const PromisedBlock> blocks,
                                const TicketOptions& options, CallOptions call,
@@ -28,8 +57,8 @@ void Client::CreateTicketAsync(const ClientNamespace& ns, absl::Span<const Promi
   v1::CreateTicketRequest request;
   request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
   request.set_consumer(options.consumer);
-  const absl::StatusOr<std::uint32_t> ttl = MillisOf("ttl", options.ttl);
-  const absl::StatusOr<std::uint32_t> life = MillisOf("life", options.life);
+  const absl::StatusOr<std::uint32_t> ttl = MillisOf("ttl", options.ttl, kTicketTtlMax);
+  const absl::StatusOr<std::uint32_t> life = MillisOf("life", options.life, kTicketLifeMax);
   if (!ttl.ok()) return done(ttl.status());
   if (!life.ok()) return done(life.status());
   request.set_ttl_ms(*ttl);
@@ -82,15 +111,22 @@ void Client::RevokeTicketAsync(absl::string_view ticket, CallOptions call,
 }
 
 void Client::RedeemTicketAsync(const ClientNamespace& ns, absl::string_view ticket,
-                               RedeemUpdate update, CallOptions call, Done<RedeemResult> done) {
-  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+                               RedeemUpdate update, CallOptions call,
+                               std::function<void(RedeemResult)> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done({s, {}, 0});
   v1::RedeemTicketRequest request;
   request.set_ticket(std::string(ticket));
   request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
   const Deadline deadline = impl_->DeadlineOf(call);
-  // An attempt of which something was told is the last one: its NOT_FOUND is the ticket's.
+  const auto redeeming = std::make_shared<Redeeming>();
+  impl_->RedeemBegins(request.ticket(), redeeming);
+  const auto finish = [impl = impl_.get(), bytes = request.ticket(), redeeming,
+                       done = std::move(done)](RedeemResult result) {
+    impl->RedeemEnds(bytes, redeeming);
+    done(std::move(result));
+  };
+  // A call of which something was told is the last one: its NOT_FOUND is the ticket's.
   const auto told = std::make_shared<std::atomic<bool>>(false);
-  const Done<RedeemResult> at_once = done;
   RedeemUpdate tell = [told, update = std::move(update)](absl::Span<const RedeemedBlock> blocks,
                                                          absl::Span<const std::uint32_t> changed) {
     told->store(true, std::memory_order_relaxed);
@@ -98,42 +134,50 @@ void Client::RedeemTicketAsync(const ClientNamespace& ns, absl::string_view tick
   };
   impl_->WithNamespace<RedeemResult>(
       ns, deadline,
-      [impl = impl_.get(), request, tell = std::move(tell), told, at_once,
-       deadline](Done<RedeemResult> attempt_done) {
-        const auto self = std::make_shared<RedeemStream*>(nullptr);
-        auto* const stream = new RedeemStream(
-            impl->connection(), request, tell,
-            [impl, ticket_bytes = request.ticket(), self] {
-              impl->RedeemEnds(ticket_bytes, *self);
-            },
-            [told, at_once, attempt_done](absl::StatusOr<RedeemResult> result) {
-              (told->load(std::memory_order_relaxed) ? at_once : attempt_done)(std::move(result));
-            });
-        *self = stream;
-        impl->Redeems(request.ticket(), stream);
+      [impl = impl_.get(), request, tell = std::move(tell), told, redeeming, finish,
+       deadline](const Done<RedeemResult>& attempt_done) {
+        auto* const stream =
+            new RedeemStream(impl->connection(), request, tell, redeeming,
+                             [told, finish, attempt_done](RedeemResult result) {
+                               if (result.status.ok() || told->load(std::memory_order_relaxed)) {
+                                 finish(std::move(result));
+                               } else {
+                                 attempt_done(result.status);
+                               }
+                             });
         stream->Start(deadline);
       },
-      std::move(done));
+      [redeeming, finish](const absl::StatusOr<RedeemResult>& failed) {
+        // Between two calls nobody else hears of it.
+        finish({redeeming->cancelled() ? absl::CancelledError("the redeem was cancelled")
+                                       : failed.status(),
+                {},
+                0});
+      });
 }
 
 void Client::CancelRedeem(absl::string_view ticket) {
   if (impl_->CheckProcess().ok()) impl_->CancelRedeems(std::string(ticket));
 }
 
-void Client::Impl::RedeemEnds(const std::string& ticket, const RedeemStream* stream) {
+void Client::Impl::RedeemEnds(const std::string& ticket, const RedeemingPtr& redeeming) {
   MutexLock lock(mu_);
   const auto [begin, end] = redeems_.equal_range(ticket);
   for (auto it = begin; it != end; ++it) {
-    if (it->second != stream) continue;
+    if (it->second != redeeming) continue;
     redeems_.erase(it);
     return;
   }
 }
 
 void Client::Impl::CancelRedeems(const std::string& ticket) {
-  MutexLock lock(mu_);
-  const auto [begin, end] = redeems_.equal_range(ticket);
-  for (auto it = begin; it != end; ++it) it->second->Cancel();
+  std::vector<RedeemingPtr> theirs;
+  {
+    MutexLock lock(mu_);
+    const auto [begin, end] = redeems_.equal_range(ticket);
+    for (auto it = begin; it != end; ++it) theirs.push_back(it->second);
+  }
+  for (const RedeemingPtr& redeeming : theirs) redeeming->Cancel();
 }
 
 void Client::ReadTicketPagesAsync(const TicketPagesRequest& request, TicketPageSink& sink,

@@ -71,7 +71,7 @@ Channel::Channel(const ServerAddress& address)
       cache(v1::Cache::NewStub(channel)),
       admin(v1::Admin::NewStub(channel)),
       ticket(v1::Ticket::NewStub(channel)),
-      redeem(v1::Ticket::NewStub(MakeChannel(address))),
+      redeems([address] { return v1::Ticket::NewStub(MakeChannel(address)); }),
       peer(v1::Peer::NewStub(channel)),
       generic(channel) {}
 

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "client/door_client.h"
 #include "client/server_address.h"
+#include "client/stub_pool.h"
 #include "kvmill/v1/admin.grpc.pb.h"
 #include "kvmill/v1/cache.grpc.pb.h"
 #include "kvmill/v1/engine.grpc.pb.h"
@@ -28,8 +29,8 @@
 
 namespace kvmill {
 
-// One HTTP/2 connection, made when first used and again after it broke; and one more for calls that
-// last as long as a prefill, of which each takes one of the streams that a connection may have.
+// One HTTP/2 connection, made when first used and again after it broke; and others for calls that
+// last as long as a prefill.
 struct Channel {
   explicit Channel(const ServerAddress& address);
 
@@ -38,8 +39,8 @@ struct Channel {
   const std::unique_ptr<v1::Cache::Stub> cache;
   const std::unique_ptr<v1::Admin::Stub> admin;
   const std::unique_ptr<v1::Ticket::Stub> ticket;
-  const std::unique_ptr<v1::Ticket::Stub> redeem;  // By that connection.
-  const std::unique_ptr<v1::Peer::Stub> peer;      // Between daemons.
+  StubPool<v1::Ticket::Stub> redeems;          // By those.
+  const std::unique_ptr<v1::Peer::Stub> peer;  // Between daemons.
   grpc::GenericStub generic;
 };
 using ChannelPtr = std::shared_ptr<Channel>;  // Calls keep the channel that they run on.

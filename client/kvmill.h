@@ -14,8 +14,9 @@
  * failed, timed out, or the client was destroyed. What functions hand out says below how long it
  * lives.
  *
- * Beside this header: client/kvmill_map.h (blocks attended to in place) and client/kvmill_engine.h
- * (the engine's own memory, stores from it without a copy, what the daemon says unasked).
+ * Beside this header: client/kvmill_map.h (blocks attended to in place), client/kvmill_engine.h
+ * (the engine's own memory, stores from it without a copy, what the daemon says unasked) and
+ * client/kvmill_ticket.h (from prefill to decode).
  *
  * Structs. Each begins with its own size, as the caller was compiled: set it with KVMILL_INIT. Zero
  * in any other field is its default. New versions add fields at the end. An older caller's missing
@@ -58,7 +59,7 @@ extern "C" {
 
 /* The same major number: compatible both ways. A larger minor number: more functions and fields. */
 #define KVMILL_ABI_MAJOR 2
-#define KVMILL_ABI_MINOR 1
+#define KVMILL_ABI_MINOR 3
 
 /* Zeroes a struct and sets its size: kvmill_client_options options; KVMILL_INIT(&options); */
 #define KVMILL_INIT(pointer) \
@@ -121,7 +122,11 @@ enum {
   KVMILL_SESSION_EVENT = 15, /* Of no operation: kvmill_client_options.session_queue. */
   KVMILL_STORE_PAGES = 16,   /* client/kvmill_engine.h */
   KVMILL_FLUSH_PAGES = 17,
-  KVMILL_CANCEL_PAGES = 18
+  KVMILL_CANCEL_PAGES = 18,
+  KVMILL_CREATE_TICKET = 19, /* client/kvmill_ticket.h */
+  KVMILL_REVOKE_TICKET = 20,
+  KVMILL_REDEEM_TICKET = 21,
+  KVMILL_REDEEM_UPDATE = 22 /* Before a KVMILL_REDEEM_TICKET, with its tag, when asked for. */
 };
 
 typedef struct kvmill_event {

@@ -1,6 +1,5 @@
 #include "client/redeem_stream.h"
 
-#include <algorithm>
 #include <bit>
 #include <utility>
 #include <vector>
@@ -18,6 +17,35 @@ absl::Status Malformed(absl::string_view what, std::uint64_t got, std::uint64_t 
 }
 
 }  // namespace
+
+void Redeeming::Cancel() {
+  MutexLock lock(mu_);
+  cancelled_ = true;
+  if (stream_ != nullptr) stream_->TryCancel();
+}
+
+bool Redeeming::cancelled() const {
+  MutexLock lock(mu_);
+  return cancelled_;
+}
+
+RedeemStream::RedeemStream(Connection& connection, v1::RedeemTicketRequest request,
+                           RedeemUpdate update, RedeemingPtr redeeming, Done done)
+    : ServerStream(connection),
+      request_(std::move(request)),
+      update_(std::move(update)),
+      redeeming_(std::move(redeeming)),
+      done_(std::move(done)) {
+  MutexLock lock(redeeming_->mu_);
+  redeeming_->stream_ = this;
+  if (redeeming_->cancelled_) TryCancel();  // Before this call was made.
+}
+
+RedeemStream::Reader RedeemStream::Prepare(Channel& channel, grpc::ClientContext* context,
+                                           grpc::CompletionQueue* queue) {
+  stub_ = channel.redeems.Get();
+  return stub_->PrepareAsyncRedeem(context, request_, queue);
+}
 
 absl::Status RedeemStream::Take(const v1::TicketUpdate& update) {
   const bool first = result_.blocks.empty();
@@ -46,6 +74,9 @@ absl::Status RedeemStream::Take(const v1::TicketUpdate& update) {
       return Malformed("fate", static_cast<std::uint64_t>(news.fate()), v1::TICKET_FATE_MISSED);
     }
     block.fate = static_cast<TicketFate>(news.fate());
+    // A newer daemon may have reasons that are not known here.
+    block.miss = v1::TicketMiss_IsValid(news.miss()) ? static_cast<TicketMiss>(news.miss())
+                                                     : TicketMiss::kRefused;
     block.layer_words.assign(news.layers().begin(), news.layers().end());
     block.layers_here = 0;
     for (const std::uint64_t word : block.layer_words) {
@@ -62,17 +93,25 @@ absl::Status RedeemStream::Take(const v1::TicketUpdate& update) {
 }
 
 void RedeemStream::Ended(const absl::Status& status) {
-  ended_();
-  if (status.ok()) {
-    result_.missed = static_cast<std::size_t>(
-        std::count_if(result_.blocks.begin(), result_.blocks.end(),
-                      [](const RedeemedBlock& b) { return b.fate == TicketFate::kMissed; }));
-    done_(std::move(result_));
-  } else if (cancelled_.load(std::memory_order_relaxed)) {
-    done_(absl::CancelledError("the redeem was cancelled"));
-  } else {
-    done_(status);
+  bool cancelled = false;
+  {
+    MutexLock lock(redeeming_->mu_);
+    redeeming_->stream_ = nullptr;
+    cancelled = redeeming_->cancelled_;
   }
+  stub_ = nullptr;
+  result_.status = status;
+  if (!status.ok() && cancelled) result_.status = absl::CancelledError("the redeem was cancelled");
+  for (RedeemedBlock& block : result_.blocks) {
+    if (block.fate == TicketFate::kOpen) {
+      block.fate = TicketFate::kMissed;
+      block.miss = TicketMiss::kCallEnded;
+      block.layers_here = 0;
+      block.layer_words.clear();
+    }
+    if (block.fate == TicketFate::kMissed) ++result_.missed;
+  }
+  done_(std::move(result_));
 }
 
 }  // namespace kvmill

@@ -2,49 +2,53 @@
 #ifndef KVMILL_CLIENT_REDEEM_STREAM_H_
 #define KVMILL_CLIENT_REDEEM_STREAM_H_
 
-#include <atomic>
 #include <functional>
+#include <memory>
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "client/server_stream.h"
 #include "client/ticket.h"
 #include "kvmill/v1/ticket.grpc.pb.h"
+#include "storage/core/mutex.h"
 
 namespace kvmill {
 
-class RedeemStream final : public ServerStream<v1::TicketUpdate> {
+class RedeemStream;
+
+// A redeem, which may take more than one call. Of who may cancel it, and of its calls. Thread-safe.
+class Redeeming {
  public:
-  using Done = std::function<void(absl::StatusOr<RedeemResult>)>;
-
-  // `ended` is called before `done`, on whatever thread: nobody may Cancel from then on.
-  RedeemStream(Connection& connection, v1::RedeemTicketRequest request, RedeemUpdate update,
-               std::function<void()> ended, Done done)
-      : ServerStream(connection),
-        request_(std::move(request)),
-        update_(std::move(update)),
-        ended_(std::move(ended)),
-        done_(std::move(done)) {}
-
-  // From any thread.
-  void Cancel() {
-    cancelled_.store(true, std::memory_order_relaxed);
-    TryCancel();
-  }
+  // Whatever call is or will be made for it ends.
+  void Cancel();
+  bool cancelled() const;
 
  private:
+  friend class RedeemStream;
+  mutable Mutex mu_;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  RedeemStream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;  // Null: none runs.
+};
+using RedeemingPtr = std::shared_ptr<Redeeming>;
+
+class RedeemStream final : public ServerStream<v1::TicketUpdate> {
+ public:
+  using Done = std::function<void(RedeemResult)>;
+
+  RedeemStream(Connection& connection, v1::RedeemTicketRequest request, RedeemUpdate update,
+               RedeemingPtr redeeming, Done done);
+
+ private:
+  friend class Redeeming;
   Reader Prepare(Channel& channel, grpc::ClientContext* context,
-                 grpc::CompletionQueue* queue) override {
-    return channel.redeem->PrepareAsyncRedeem(context, request_, queue);
-  }
+                 grpc::CompletionQueue* queue) override;
   absl::Status Take(const v1::TicketUpdate& update) override;
   void Ended(const absl::Status& status) override;
 
   const v1::RedeemTicketRequest request_;
   const RedeemUpdate update_;
-  const std::function<void()> ended_;
+  const RedeemingPtr redeeming_;
   const Done done_;
-  std::atomic<bool> cancelled_{false};  // Which of two reasons is told does not matter much.
+  std::shared_ptr<v1::Ticket::Stub> stub_;  // Its connection's place is this call's.
   RedeemResult result_;
 };
 

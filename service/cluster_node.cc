@@ -126,9 +126,9 @@ void ClusterNode::Published(std::shared_ptr<const MembershipSnapshot> snapshot) 
   LogChanges(*before, *snapshot, options_);
   if (snapshot->version != before->version) {
     blocks_->SetMembers(snapshot->members);
-    tickets_->SetMembers(snapshot->members);
     views_->SetMembers(snapshot->members);
   }
+  tickets_->SetMembers(snapshot->members, !snapshot->stale);
   MutexLock lock(mu_);
   snapshot_ = std::move(snapshot);
 }

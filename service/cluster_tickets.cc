@@ -53,18 +53,40 @@ void ClusterTickets::PublishStats() {
             .copy_bytes = copies_.bytes()};
 }
 
-void ClusterTickets::SetMembers(const std::vector<Member>& members) {
+void ClusterTickets::SetMembers(const std::vector<Member>& members, bool fresh) {
+  fresh_ = fresh;
+  if (members == members_) return;
   members_ = members;
   pulls_.Keep(members);
+  redeem_.SetMembers(members);
 }
 
 // --- For engines ---
+
+absl::Status ClusterTickets::CheckConsumer(const std::string& consumer) const {
+  // Who is not known now may be by the time when the ticket is redeemed.
+  if (consumer.empty() || !fresh_) return absl::OkStatus();
+  constexpr std::size_t kNamesMax = 16;
+  std::string names;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i].id == consumer) return absl::OkStatus();
+    if (i < kNamesMax) absl::StrAppend(&names, i == 0 ? "" : ", ", members_[i].id);
+  }
+  if (members_.size() > kNamesMax) {
+    absl::StrAppend(&names, " and ", members_.size() - kNamesMax, " more");
+  }
+  return absl::InvalidArgumentError(absl::StrCat("consumer \"", consumer,
+                                                 "\" of a ticket is no node of the cluster: there "
+                                                 "are ",
+                                                 names));
+}
 
 void ClusterTickets::Create(TicketTable::Request request, std::function<bool()> lives,
                             std::function<void(absl::StatusOr<std::string>)> done) {
   mail_->Post([this, request = std::move(request), lives = std::move(lives),
                done = std::move(done)]() mutable {
     if (!stopped_.ok()) return done(stopped_);
+    if (absl::Status s = CheckConsumer(request.consumer); !s.ok()) return done(s);
     TicketBearer bearer;
     bearer.producer = options_.pulls.self.id;
     bearer.incarnation = options_.pulls.self.incarnation;
@@ -113,12 +135,6 @@ void ClusterTickets::Start(const RedeemingPtr& redeeming, const TicketBearer& ti
   if (redeeming->over) return;  // Cancelled.
   redeeming_[redeeming.get()] = redeeming;
   if (!stopped_.ok()) return End(redeeming, {stopped_, {}});
-  if (ticket.producer == options_.pulls.self.id) {
-    return End(redeeming,
-               {absl::FailedPreconditionError("the ticket was made by this node: its blocks are "
-                                              "here, and need not be brought"),
-                {}});
-  }
   const auto producer = std::find_if(members_.begin(), members_.end(), [&](const Member& member) {
     return member.id == ticket.producer && member.incarnation == ticket.incarnation;
   });
@@ -136,6 +152,7 @@ void ClusterTickets::Start(const RedeemingPtr& redeeming, const TicketBearer& ti
       .id = producer->id, .incarnation = producer->incarnation, .address = producer->address};
   request.fingerprint = ticket.fingerprint;
   request.deadline_nanos = deadline_nanos;
+  request.here = producer->id == options_.pulls.self.id;
   redeeming->caller = redeem_.Start(std::move(request), std::move(update),
                                     [this, redeeming](const TicketRedeem::Outcome& outcome) {
                                       redeeming->caller = 0;
@@ -168,18 +185,38 @@ void ClusterTickets::Ask(const TicketHolder& holder, std::uint64_t seen, std::in
   });
 }
 
+std::shared_ptr<const void> ClusterTickets::BeginRead(const std::string& consumer) {
+  std::weak_ptr<std::atomic<std::size_t>>& known = reads_[consumer];
+  std::shared_ptr<std::atomic<std::size_t>> count = known.lock();
+  if (count == nullptr) {
+    std::erase_if(reads_, [](const auto& entry) { return entry.second.expired(); });
+    count = std::make_shared<std::atomic<std::size_t>>(0);  // Of the reads that it counts.
+    reads_[consumer] = count;
+  }
+  if (count->load(std::memory_order_relaxed) >= kReadsMax) return nullptr;
+  count->fetch_add(1, std::memory_order_relaxed);
+  return std::shared_ptr<const void>(
+      count.get(), [count](const void*) { count->fetch_sub(1, std::memory_order_relaxed); });
+}
+
 void ClusterTickets::Read(const TicketHolder& holder, std::vector<TicketPiece> pieces,
                           std::function<void(absl::StatusOr<Pages>)> done) {
   mail_->Post([this, holder, pieces = std::move(pieces), done = std::move(done)] {
-    Pages pages;
+    Pages read;
     for (const TicketPiece& piece : pieces) {
       const absl::StatusOr<TicketHolds::HoldId> hold =
           table_.Read(holder.secret, holder.consumer, piece.block, piece.layers);
       if (!hold.ok()) return done(hold.status());
-      const absl::Status read = holds_.Read(*hold, piece.block, piece.layers, &pages);
-      if (!read.ok()) return done(read);
+      const absl::Status found = holds_.Read(*hold, piece.block, piece.layers, &read.pages);
+      if (!found.ok()) return done(found);
     }
-    done(std::move(pages));
+    read.reading = BeginRead(holder.consumer.id);
+    if (read.reading == nullptr) {
+      return done(absl::ResourceExhaustedError(absl::StrCat("node \"", holder.consumer.id,
+                                                            "\" reads pages of tickets ", kReadsMax,
+                                                            " times at once: no more than that")));
+    }
+    done(std::move(read));
   });
 }
 

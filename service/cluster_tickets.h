@@ -12,10 +12,13 @@
 //      there Read, called by DataPlane or by Peer.ReadTicket).
 //   5. It seals a copy (StoreTicketCopies::Commit), and tells the engine all along.
 //   6. It acknowledges (TicketPulls::Acknowledge, Acknowledge): TicketTable lets go of the blocks.
-// Instead of 6: Revoke, SessionEnded, or the deadline, which TicketTable keeps.
+// At the node that made it there is no 4 and no 5; the rest is the same, over the node's own
+// address. Instead of 6: Revoke, SessionEnded, or the deadline, which TicketTable keeps.
 #ifndef KVMILL_SERVICE_CLUSTER_TICKETS_H_
 #define KVMILL_SERVICE_CLUSTER_TICKETS_H_
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -44,6 +47,9 @@ namespace kvmill {
 
 class ClusterTickets {
  public:
+  // Reads of one consumer at a time: twice what a consumer has (producer_pulls_max).
+  static constexpr std::size_t kReadsMax = 64;
+
   struct Options {
     std::uint64_t held_bytes_max = 0;    // StoreTicketHolds
     std::uint64_t copied_bytes_max = 0;  // StoreTicketCopies
@@ -59,14 +65,15 @@ class ClusterTickets {
   ClusterTickets(const ClusterTickets&) = delete;
   ClusterTickets& operator=(const ClusterTickets&) = delete;
 
-  // On the loop.
-  void SetMembers(const std::vector<Member>& members);
+  // On the loop. `fresh`: these are the members, as far as anybody knows.
+  void SetMembers(const std::vector<Member>& members, bool fresh);
 
   // --- Thread-safe; callbacks run once, on the loop, unless it stops first ---
 
   // For an engine here, whose session is `request.owner`. `lives`, on the loop: whether that
-  // session still is there; ABORTED when it is not. `done` comes when everything that is stored
-  // from then on is held.
+  // session still is there, and somebody waits for the ticket; ABORTED when not. `done` comes when
+  // everything that is stored from then on is held. INVALID_ARGUMENT, too, when the consumer is no
+  // member of the cluster.
   void Create(TicketTable::Request request, std::function<bool()> lives,
               std::function<void(absl::StatusOr<std::string> ticket)> done);
   // FAILED_PRECONDITION: it was made by another process.
@@ -85,8 +92,12 @@ class ClusterTickets {
   // For the consumers of tickets of this node.
   void Ask(const TicketHolder& holder, std::uint64_t seen, std::int64_t wait_nanos,
            std::function<void(absl::StatusOr<TicketNews>)> done);
-  // Pages in the order of the pieces and their layers.
-  using Pages = std::vector<StoreTicketHolds::Page>;
+  // Pages in the order of the pieces and their layers. RESOURCE_EXHAUSTED: kReadsMax of this
+  // consumer are under way.
+  struct Pages {
+    std::vector<StoreTicketHolds::Page> pages;
+    std::shared_ptr<const void> reading;  // It is, until this is gone. From any thread.
+  };
   void Read(const TicketHolder& holder, std::vector<TicketPiece> pieces,
             std::function<void(absl::StatusOr<Pages>)> done);
   void Acknowledge(const TicketHolder& holder, std::function<void(absl::Status)> done);
@@ -111,6 +122,9 @@ class ClusterTickets {
   void Start(const RedeemingPtr& redeeming, const TicketBearer& ticket, std::int64_t deadline_nanos,
              TicketRedeem::Update update);
   void End(const RedeemingPtr& redeeming, const TicketRedeem::Outcome& outcome);
+  absl::Status CheckConsumer(const std::string& consumer) const;
+  // Null: there are as many as may be.
+  std::shared_ptr<const void> BeginRead(const std::string& consumer);
   void PublishStats();
 
   Loop& loop_;
@@ -119,7 +133,9 @@ class ClusterTickets {
   // On the loop.
   absl::Status stopped_;
   std::vector<Member> members_;
+  bool fresh_ = false;
   std::map<Redeeming*, RedeemingPtr> redeeming_;
+  std::map<std::string, std::weak_ptr<std::atomic<std::size_t>>> reads_;  // By consumer's node id.
   // What takes long: disk reads, checksums. The state machines below give it tasks and have ended
   // when it is joined; tasks do not know them.
   WorkerPool workers_;

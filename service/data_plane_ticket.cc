@@ -13,7 +13,7 @@ namespace {
 
 std::vector<std::byte> HeaderOf(const ClusterTickets::Pages& pages) {
   v1::TicketPages sizes;
-  for (const StoreTicketHolds::Page& page : pages) {
+  for (const StoreTicketHolds::Page& page : pages.pages) {
     sizes.add_page_bytes(static_cast<std::uint32_t>(page.bytes.size()));
   }
   std::vector<std::byte> header(sizes.ByteSizeLong());
@@ -52,7 +52,7 @@ void DataPlane::StartTicketRead(const PeerPtr& peer, const v1::ReadTicketRequest
       read->pages = *std::move(pages);
       SourceSpans payload;
       std::uint64_t bytes = 0;
-      for (const StoreTicketHolds::Page& page : read->pages) {
+      for (const StoreTicketHolds::Page& page : read->pages.pages) {
         payload.push_back(page.bytes);
         bytes += page.bytes.size();
       }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/channel_args.h"
 #include "client/convert.h"
+#include "client/stub_pool.h"
 #include "service/peer_codec.h"
 #include "service/ticket_codec.h"
 #include "storage/core/check.h"
@@ -48,7 +49,7 @@ struct GrpcPeers::Link {
       : incarnation(member.incarnation),
         address(member.address),
         stub(Connect(address)),
-        waiting(Connect(address)) {}
+        waiting([of = address] { return Connect(of); }) {}
   static std::unique_ptr<v1::Peer::Stub> Connect(const std::string& address) {
     return v1::Peer::NewStub(grpc::CreateCustomChannel(
         absl::StrCat("dns:///", address), grpc::InsecureChannelCredentials(), ChannelArguments()));
@@ -59,9 +60,9 @@ struct GrpcPeers::Link {
 
   const std::string incarnation, address;
   const std::unique_ptr<v1::Peer::Stub> stub;
-  // Another connection, for questions that the peer answers when there is something to say: each
-  // takes one of a connection's streams for seconds, and lookups must not wait for one.
-  const std::unique_ptr<v1::Peer::Stub> waiting;
+  // Other connections, for questions that the peer answers when there is something to say: lookups
+  // must not wait for a stream.
+  StubPool<v1::Peer::Stub> waiting;
 };
 
 GrpcPeers::GrpcPeers(Loop& loop, const Member& self, Puller puller)
@@ -125,6 +126,7 @@ Peers::CallId GrpcPeers::Start(const Member& member, Request request, Method<Req
   // What gRPC uses while the call runs, longer than this knows of it when it came too late.
   struct State {
     LinkPtr link;
+    std::shared_ptr<v1::Peer::Stub> waiting;  // Its connection's place is this call's.
     std::shared_ptr<grpc::ClientContext> context = std::make_shared<grpc::ClientContext>();
     Request request;
     Reply reply;
@@ -151,7 +153,8 @@ Peers::CallId GrpcPeers::Start(const Member& member, Request request, Method<Req
   });
   Count(member.id, true, false);
   inbox_->Begin();
-  v1::Peer::Stub& stub = waits ? *state->link->waiting : *state->link->stub;
+  if (waits) state->waiting = state->link->waiting.Get();
+  v1::Peer::Stub& stub = waits ? *state->waiting : *state->link->stub;
   ((*stub.async()).*method)(
       state->context.get(), &state->request, &state->reply,
       [this, id, state, inbox = inbox_, convert = std::move(convert), done = std::move(done),

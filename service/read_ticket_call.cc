@@ -34,7 +34,7 @@ ReadTicketCall* ReadTicketCall::Start(const absl::StatusOr<ClusterTickets*>& tic
 void ReadTicketCall::Found(absl::StatusOr<ClusterTickets::Pages> pages) {
   if (!pages.ok()) return Finish(StatusToGrpc(pages.status()));
   pages_ = *std::move(pages);
-  for (const StoreTicketHolds::Page& page : pages_) {
+  for (const StoreTicketHolds::Page& page : pages_.pages) {
     message_.add_page_bytes(static_cast<std::uint32_t>(page.bytes.size()));
   }
   WriteNext();
@@ -43,8 +43,8 @@ void ReadTicketCall::Found(absl::StatusOr<ClusterTickets::Pages> pages) {
 void ReadTicketCall::WriteNext() {
   std::string* const bytes = message_.mutable_bytes();
   bytes->clear();
-  while (page_ < pages_.size() && bytes->size() < kMessageBytes) {
-    const absl::Span<const std::byte> rest = pages_[page_].bytes.subspan(offset_);
+  while (page_ < pages_.pages.size() && bytes->size() < kMessageBytes) {
+    const absl::Span<const std::byte> rest = pages_.pages[page_].bytes.subspan(offset_);
     const std::size_t count = std::min(rest.size(), kMessageBytes - bytes->size());
     bytes->append(reinterpret_cast<const char*>(rest.data()), count);
     offset_ += count;
@@ -57,7 +57,7 @@ void ReadTicketCall::WriteNext() {
 
 void ReadTicketCall::OnWriteDone(bool ok) {
   message_.clear_page_bytes();
-  if (ok && page_ < pages_.size()) return WriteNext();
+  if (ok && page_ < pages_.pages.size()) return WriteNext();
   Finish(ok ? grpc::Status::OK : grpc::Status(grpc::StatusCode::CANCELLED, ""));
 }
 

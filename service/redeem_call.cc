@@ -32,7 +32,7 @@ RedeemCall* RedeemCall::Start(ClusterTickets* tickets, const absl::StatusOr<Tick
       [call](const std::vector<TicketRedeem::Block>& blocks,
              const std::vector<std::uint32_t>& changed) { call->Updated(blocks, changed); },
       [call](const TicketRedeem::Outcome& outcome) {
-        // The last words of blocks came as updates, unless they were lost with the ticket.
+        // What became of blocks at the end was no update.
         std::vector<std::uint32_t> all(outcome.blocks.size());
         for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
         if (!all.empty()) call->Updated(outcome.blocks, all);
@@ -44,14 +44,18 @@ RedeemCall* RedeemCall::Start(ClusterTickets* tickets, const absl::StatusOr<Tick
 void RedeemCall::Updated(const std::vector<TicketRedeem::Block>& blocks,
                          const std::vector<std::uint32_t>& changed) {
   MutexLock lock(mu_);
+  const bool greeted = !told_.empty();
+  told_.resize(blocks.size());
   for (const std::uint32_t i : changed) {
+    const Told now{blocks[i].fate, blocks[i].here.count()};  // Layers only come, but for a miss.
+    if (greeted && now.fate == told_[i].fate && now.layers == told_[i].layers) continue;
+    told_[i] = now;
     v1::RedeemedBlock& block = changed_[i];
     // What has not been written yet still says what the block is.
-    const bool first = !greeted_ || block.has_what();
+    const bool first = !greeted || block.has_what();
     block.Clear();
     ToProto(i, blocks[i], first, &block);
   }
-  greeted_ = true;
   Advance();
 }
 

@@ -8,6 +8,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -45,7 +46,11 @@ class RedeemCall final : public grpc::ServerWriteReactor<v1::TicketUpdate>,
 
   Mutex mu_;
   ClusterTickets::RedeemingPtr redeeming_ ABSL_GUARDED_BY(mu_);
-  bool greeted_ ABSL_GUARDED_BY(mu_) = false;  // All blocks were in an update.
+  struct Told {
+    TicketRedeem::Fate fate = TicketRedeem::Fate::kOpen;
+    std::size_t layers = 0;
+  };
+  std::vector<Told> told_ ABSL_GUARDED_BY(mu_);  // Of each block, the last.
   std::map<std::uint32_t, v1::RedeemedBlock> changed_ ABSL_GUARDED_BY(mu_);  // To be written.
   v1::TicketUpdate message_ ABSL_GUARDED_BY(mu_);                            // Being written.
   bool writing_ ABSL_GUARDED_BY(mu_) = false;

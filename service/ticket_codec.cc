@@ -199,6 +199,7 @@ void AddPiece(std::uint32_t block, const LayerSet& layers, v1::ReadTicketRequest
 
 void ToProto(const absl::StatusOr<TicketNews>& news, v1::AskTicketReply* out) {
   ToProto(news.status(), out->mutable_ended());
+  out->set_end(static_cast<v1::TicketEnd>(EndOf(news.status())));
   if (!news.ok()) return;
   out->set_version(news->version);
   out->set_fingerprint(std::string(AsBytes(news->fingerprint)));
@@ -213,7 +214,11 @@ void ToProto(const absl::StatusOr<TicketNews>& news, v1::AskTicketReply* out) {
 }
 
 absl::StatusOr<TicketNews> FromProto(const v1::AskTicketReply& reply) {
-  KVMILL_RETURN_IF_ERROR(FromProto(reply.ended()));
+  const absl::Status ended = FromProto(reply.ended());
+  if (absl::IsAborted(ended) && v1::TicketEnd_IsValid(reply.end())) {
+    return TicketEndedError(static_cast<TicketEnd>(reply.end()));
+  }
+  KVMILL_RETURN_IF_ERROR(ended);
   absl::StatusOr<TicketNews> news = NewsFromProto(reply);
   if (news.ok()) return news;
   return absl::DataLossError(absl::StrCat("an answer about a ticket: ", news.status().message()));
@@ -223,6 +228,7 @@ void ToProto(std::uint32_t place, const TicketRedeem::Block& block, bool first,
              v1::RedeemedBlock* out) {
   out->set_block(place);
   out->set_fate(static_cast<v1::TicketFate>(block.fate));
+  out->set_miss(static_cast<v1::TicketMiss>(block.miss));
   for (const std::uint64_t word : block.here.words()) out->add_layers(word);
   if (first) ToProto(block.what, out->mutable_what());
 }

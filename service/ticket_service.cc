@@ -8,6 +8,8 @@
 #include "service/answer.h"
 #include "service/cluster_tickets.h"
 #include "service/redeem_call.h"
+#include "storage/core/check.h"
+#include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -25,10 +27,59 @@ absl::StatusOr<Caller> TicketService::Admit(grpc::CallbackServerContext& call) c
   return caller;
 }
 
+// One Create. Who gave up before the answer was sent has no ticket: it is revoked, or its blocks
+// would be held until its time is over.
+class TicketService::CreateCall final : public grpc::ServerUnaryReactor {
+ public:
+  // The reactor for gRPC; it owns itself.
+  static std::shared_ptr<CreateCall> Make(v1::CreateTicketReply* reply) {
+    auto call = std::make_shared<CreateCall>();
+    call->self_ = call;
+    call->reply_ = reply;
+    return call;
+  }
+
+  void Made(ClusterTickets* tickets, const absl::StatusOr<std::string>& made) {
+    if (made.ok()) {
+      const absl::StatusOr<TicketBearer> ticket = ParseTicket(*made);
+      KVMILL_CHECK(ticket.ok());
+      MutexLock lock(mu_);
+      tickets_ = tickets;
+      ticket_ = *ticket;
+      if (cancelled_) Revoke();
+      reply_->set_ticket(*made);
+    }
+    Finish(StatusToGrpc(made.status()));
+  }
+  bool cancelled() const {
+    MutexLock lock(mu_);
+    return cancelled_;
+  }
+
+  // Also of an answer that could not be sent any more.
+  void OnCancel() override {
+    MutexLock lock(mu_);
+    cancelled_ = true;
+    Revoke();
+  }
+  void OnDone() override { self_ = nullptr; }
+
+ private:
+  void Revoke() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (tickets_ != nullptr) tickets_->Revoke(ticket_, [](const absl::Status&) {});
+  }
+
+  std::shared_ptr<CreateCall> self_;  // Until OnDone; tasks of the loop share it, too.
+  v1::CreateTicketReply* reply_ = nullptr;
+  mutable Mutex mu_;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  ClusterTickets* tickets_ ABSL_GUARDED_BY(mu_) = nullptr;  // Null: there is no ticket yet.
+  TicketBearer ticket_ ABSL_GUARDED_BY(mu_);
+};
+
 absl::Status TicketService::StartCreate(grpc::CallbackServerContext& call,
                                         const v1::CreateTicketRequest& request,
-                                        v1::CreateTicketReply* reply,
-                                        grpc::ServerUnaryReactor* reactor) const {
+                                        const std::shared_ptr<CreateCall>& create) const {
   KVMILL_ASSIGN_OR_RETURN(const Caller caller, Admit(call));
   KVMILL_RETURN_IF_ERROR(context_.CheckAcceptsStores());
   KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
@@ -41,26 +92,23 @@ absl::Status TicketService::StartCreate(grpc::CallbackServerContext& call,
   ticket.owner = request.session_id();
   if (request.ttl_ms() != 0) ticket.ttl_nanos = std::int64_t{request.ttl_ms()} * 1'000'000;
   if (request.life_ms() != 0) ticket.life_nanos = std::int64_t{request.life_ms()} * 1'000'000;
-  context_.tickets.load(std::memory_order_acquire)
-      ->Create(
-          std::move(ticket),
-          [&sessions = context_.sessions, caller, session = request.session_id()] {
-            return sessions.Check(caller, session).ok();
-          },
-          [reactor, reply](const absl::StatusOr<std::string>& made) {
-            if (made.ok()) reply->set_ticket(*made);
-            reactor->Finish(StatusToGrpc(made.status()));
-          });
+  ClusterTickets* const tickets = context_.tickets.load(std::memory_order_acquire);
+  tickets->Create(
+      std::move(ticket),
+      [create, &sessions = context_.sessions, caller, session = request.session_id()] {
+        return !create->cancelled() && sessions.Check(caller, session).ok();
+      },
+      [create, tickets](const absl::StatusOr<std::string>& made) { create->Made(tickets, made); });
   return absl::OkStatus();
 }
 
 grpc::ServerUnaryReactor* TicketService::Create(grpc::CallbackServerContext* call,
                                                 const v1::CreateTicketRequest* request,
                                                 v1::CreateTicketReply* reply) {
-  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  const absl::Status status = StartCreate(*call, *request, reply, reactor);
-  if (!status.ok()) reactor->Finish(StatusToGrpc(status));
-  return reactor;
+  const std::shared_ptr<CreateCall> create = CreateCall::Make(reply);
+  const absl::Status status = StartCreate(*call, *request, create);
+  if (!status.ok()) create->Finish(StatusToGrpc(status));
+  return create.get();
 }
 
 grpc::ServerUnaryReactor* TicketService::Revoke(grpc::CallbackServerContext* call,

@@ -2,6 +2,8 @@
 #ifndef KVMILL_SERVICE_TICKET_SERVICE_H_
 #define KVMILL_SERVICE_TICKET_SERVICE_H_
 
+#include <memory>
+
 #include "kvmill/v1/ticket.grpc.pb.h"
 #include "service/service_context.h"
 
@@ -26,9 +28,10 @@ class TicketService final : public v1::Ticket::CallbackService {
  private:
   // Who asks, when there are tickets for it.
   absl::StatusOr<Caller> Admit(grpc::CallbackServerContext& call) const;
+  class CreateCall;
   absl::Status StartCreate(grpc::CallbackServerContext& call,
-                           const v1::CreateTicketRequest& request, v1::CreateTicketReply* reply,
-                           grpc::ServerUnaryReactor* reactor) const;
+                           const v1::CreateTicketRequest& request,
+                           const std::shared_ptr<CreateCall>& create) const;
   absl::StatusOr<TicketBearer> TicketOf(grpc::CallbackServerContext& call,
                                         const v1::RedeemTicketRequest& request) const;
 

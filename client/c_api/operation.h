@@ -73,14 +73,31 @@ class Operation {
       } else {
         result->status = value.status();
       }
-      result->inputs.reset();
-      const std::shared_ptr<Queue> queue = std::move(result->queue);
-      queue->Finish(result);  // It may be gone now.
+      End(result);
+    });
+    return absl::OkStatus();
+  }
+
+  // The same of what has a value beside its status, `T::status`.
+  template <typename T, typename StartFn>
+  absl::Status StartBoth(StartFn start) noexcept {
+    kvmill_result* const result = result_.release();
+    result->queue->Begin();
+    start(call_, [result](T value) {
+      result->status = value.status;
+      result->value = std::move(value);
+      End(result);
     });
     return absl::OkStatus();
   }
 
  private:
+  static void End(kvmill_result* result) {
+    result->inputs.reset();
+    const std::shared_ptr<Queue> queue = std::move(result->queue);
+    queue->Finish(result);  // It may be gone now.
+  }
+
   CallOptions call_;
   std::unique_ptr<kvmill_result> result_;
 };

@@ -54,6 +54,11 @@ void Queue::Tell(std::unique_ptr<kvmill_result> result) {
   Append(result.release());
 }
 
+void Queue::Add(std::unique_ptr<kvmill_result> result) {
+  MutexLock lock(mu_);
+  Append(result.release());
+}
+
 void Queue::Append(kvmill_result* result) {
   // The counter of the descriptor is 1 exactly while events are there, so it changes with them,
   // under the lock; neither call can block.

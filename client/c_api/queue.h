@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/c_api/tickets.h"
 #include "client/client.h"
 #include "client/kvmill.h"
 #include "storage/core/mutex.h"
@@ -64,6 +65,8 @@ class Queue {
   // The same of an event of a session, which no operation began. One of the same kind that was not
   // taken yet takes it in: who does not listen does not pile them up.
   void Tell(std::unique_ptr<kvmill_result> result);
+  // One more event of an operation that runs.
+  void Add(std::unique_ptr<kvmill_result> result);
   absl::Status Next(std::int64_t timeout_ms, kvmill_event* event);
   absl::Status Drain(std::int64_t timeout_ms);
   std::size_t running();
@@ -94,7 +97,8 @@ struct kvmill_result {
   std::string message;  // Of the status, once the event was taken.
   std::variant<std::monostate, kvmill::ClientNamespace, kvmill::LookupResult, kvmill::StoreResult,
                kvmill::FetchResult, std::uint64_t, kvmill::ServerStat,
-               std::shared_ptr<const kvmill::c_api::MappedData>, kvmill::c_api::SessionNotice>
+               std::shared_ptr<const kvmill::c_api::MappedData>, kvmill::c_api::SessionNotice,
+               std::string, kvmill::RedeemResult, kvmill::c_api::RedeemNews>
       value;
   std::vector<std::size_t> page_bytes;      // FETCH of pages: [block * layers + layer].
   std::size_t layer_count = 0;              // FETCH.

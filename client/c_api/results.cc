@@ -32,6 +32,9 @@ std::size_t BlockCount(const kvmill_result& result) {
 void kvmill_result::Prepare() {
   using namespace kvmill;  // NOLINT(google-build-using-namespace): a struct of the C ABI.
   message = std::string(status.message());
+  if (auto* const news = std::get_if<c_api::RedeemNews>(&value)) {
+    news->progress->Take(&news->blocks, &news->changed);
+  }
   if (const auto* lookup = std::get_if<LookupResult>(&value)) {
     tiers.clear();
     for (const Tier tier : lookup->tiers) tiers.push_back(static_cast<std::uint8_t>(tier));

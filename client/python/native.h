@@ -80,7 +80,8 @@ class Queue {
   int fd() const { return kvmill_queue_fd(queue_); }
   std::size_t running() const { return kvmill_queue_running(queue_); }
 
-  // (tag, code, message, retry_after_ms, value) of the next event; None when none came.
+  // (tag, code, message, retry_after_ms, value, whether more come with that tag) of the next event;
+  // None when none came.
   py::object Take(std::int64_t timeout_ms);
 
  private:

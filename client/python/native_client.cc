@@ -9,6 +9,7 @@
 #include "client/python/engine.h"
 #include "client/python/mapped.h"
 #include "client/python/native.h"
+#include "client/python/tickets.h"
 
 namespace kvmill::python {
 namespace {
@@ -367,6 +368,42 @@ class Client {
     });
   }
 
+  // `blocks`: of PromisedBlocks.
+  std::uint64_t CreateTicket(Queue& queue, const Namespace& ns, const py::sequence& blocks,
+                             const std::string& consumer, std::uint64_t ttl_ms,
+                             std::uint64_t life_ms, std::uint64_t timeout_ms) {
+    const PromisedBlocks to(blocks);
+    CheckName(consumer);
+    auto options = Init<kvmill_ticket_options>();
+    options.consumer = consumer.c_str();
+    options.ttl_ms = ttl_ms;
+    options.life_ms = life_ms;
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_create_ticket(get(), ns.get(), to.data(), to.size(), &options, call,
+                                  queue.get(), tag);
+    });
+  }
+
+  std::uint64_t RevokeTicket(Queue& queue, const py::bytes& ticket, std::uint64_t timeout_ms) {
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_revoke_ticket(get(), TicketOf(ticket), call, queue.get(), tag);
+    });
+  }
+
+  std::uint64_t RedeemTicket(Queue& queue, const Namespace& ns, const py::bytes& ticket,
+                             bool updates, std::uint64_t timeout_ms) {
+    auto options = Init<kvmill_redeem_options>();
+    options.updates = updates ? 1 : 0;
+    return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
+      return kvmill_redeem_ticket(get(), ns.get(), TicketOf(ticket), &options, call, queue.get(),
+                                  tag);
+    });
+  }
+
+  void CancelRedeem(const py::bytes& ticket) {
+    Need(kvmill_cancel_redeem(get(), TicketOf(ticket)));
+  }
+
   std::uint64_t Clear(Queue& queue, const Namespace& ns, std::uint64_t timeout_ms) {
     return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
       return kvmill_clear(get(), ns.get(), call, queue.get(), tag);
@@ -435,6 +472,10 @@ void AddClient(py::module_& m) {
       .def("flush_pages", &Client::FlushPages)
       .def("flush_blocks", &Client::FlushBlocks)
       .def("cancel_pages", &Client::CancelPages)
+      .def("create_ticket", &Client::CreateTicket)
+      .def("revoke_ticket", &Client::RevokeTicket)
+      .def("redeem_ticket", &Client::RedeemTicket)
+      .def("cancel_redeem", &Client::CancelRedeem)
       .def("clear", &Client::Clear)
       .def("flush", &Client::Flush)
       .def("stat", &Client::Stat);

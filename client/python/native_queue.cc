@@ -2,6 +2,7 @@
 #include "client/kvmill_engine.h"
 #include "client/python/mapped.h"
 #include "client/python/native.h"
+#include "client/python/tickets.h"
 
 namespace kvmill::python {
 namespace {
@@ -80,6 +81,12 @@ py::tuple SessionEventOf(const kvmill_result* result) {
   return py::make_tuple(event.what, event.leases);
 }
 
+py::bytes TicketBytesOf(const kvmill_result* result) {
+  kvmill_ticket ticket = {};
+  Need(kvmill_result_ticket(result, &ticket));
+  return py::bytes(static_cast<const char*>(ticket.data), ticket.bytes);
+}
+
 py::object ValueOf(kvmill_operation operation, const kvmill_result* result) {
   switch (operation) {
     case KVMILL_OPEN_NAMESPACE:
@@ -98,6 +105,11 @@ py::object ValueOf(kvmill_operation operation, const kvmill_result* result) {
       return py::cast(MappedOf(result));
     case KVMILL_SESSION_EVENT:
       return SessionEventOf(result);
+    case KVMILL_CREATE_TICKET:
+      return TicketBytesOf(result);
+    case KVMILL_REDEEM_UPDATE:
+      return RedeemUpdateOf(result);
+    case KVMILL_REVOKE_TICKET:
     case KVMILL_RENEW:
     case KVMILL_UNREGISTER_MEMORY:
     case KVMILL_FLUSH_PAGES:
@@ -120,7 +132,7 @@ Queue::~Queue() {
   }
   auto event = Init<kvmill_event>();
   while (kvmill_queue_next(queue_, 0, &event) == KVMILL_OK) {
-    delete reinterpret_cast<Pending*>(event.tag);
+    if (event.operation != KVMILL_REDEEM_UPDATE) delete reinterpret_cast<Pending*>(event.tag);
     kvmill_result_free(event.result);
   }
   static_cast<void>(kvmill_queue_destroy(queue_));
@@ -145,11 +157,16 @@ py::object Queue::Take(std::int64_t timeout_ms) {
   const std::unique_ptr<kvmill_result, void (*)(kvmill_result*)> result(event.result,
                                                                         &kvmill_result_free);
   const std::uint64_t tag = event.tag;
-  delete reinterpret_cast<Pending*>(tag);
+  const bool more = event.operation == KVMILL_REDEEM_UPDATE;
+  if (!more) delete reinterpret_cast<Pending*>(tag);
+  if (event.operation == KVMILL_REDEEM_TICKET) {
+    // It has a value whatever its code is.
+    return py::make_tuple(tag, 0, "", 0, RedeemedOf(event), false);
+  }
   py::object value = py::none();
   if (event.code == KVMILL_OK) value = ValueOf(event.operation, result.get());
   return py::make_tuple(tag, event.code, kvmill_result_message(result.get()), event.retry_after_ms,
-                        value);
+                        value, more);
 }
 
 }  // namespace kvmill::python

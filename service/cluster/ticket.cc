@@ -1,6 +1,42 @@
 #include "service/cluster/ticket.h"
 
+#include <string>
+
+#include "absl/strings/cord.h"
+#include "absl/types/optional.h"
+
 namespace kvmill {
+namespace {
+
+constexpr char kEndPayload[] = "kvmill/ticket_end";
+
+const char* TextOf(TicketEnd end) {
+  switch (end) {
+    case TicketEnd::kAcknowledged:
+      return "the ticket was acknowledged";
+    case TicketEnd::kRevoked:
+      return "the ticket was revoked";
+    case TicketEnd::kDeadline:
+      return "the ticket's time is over";
+    case TicketEnd::kUnsaid:
+      break;
+  }
+  return "the ticket has ended";
+}
+
+}  // namespace
+
+absl::Status TicketEndedError(TicketEnd end) {
+  absl::Status status = absl::AbortedError(TextOf(end));
+  status.SetPayload(kEndPayload, absl::Cord(std::string(1, static_cast<char>(end))));
+  return status;
+}
+
+TicketEnd EndOf(const absl::Status& status) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(kEndPayload);
+  return payload.has_value() && payload->size() == 1 ? static_cast<TicketEnd>((*payload)[0])
+                                                     : TicketEnd::kUnsaid;
+}
 
 bool ValidNews(std::uint64_t seen, const std::vector<TicketBlock>& known, const TicketNews& news) {
   if (news.version == 0 || news.version < seen) return false;

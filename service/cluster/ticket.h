@@ -75,6 +75,17 @@ struct TicketNews {
 // when seen is 0): shapes and bounds, nothing more.
 bool ValidNews(std::uint64_t seen, const std::vector<TicketBlock>& known, const TicketNews& news);
 
+// How a ticket ended, as those are told who asked for news of it.
+enum class TicketEnd : std::uint8_t {
+  kUnsaid = 0,  // It is not known any more.
+  kAcknowledged = 1,
+  kRevoked = 2,   // By the engine, or with its session.
+  kDeadline = 3,  // Its time was over.
+};
+// ABORTED, with the end in it, which EndOf finds.
+absl::Status TicketEndedError(TicketEnd end);
+TicketEnd EndOf(const absl::Status& status);
+
 // --- At the producer: its store ---
 
 // Blocks that are held: what there is of them stays, finished pages can be read, and whatever is
@@ -134,8 +145,8 @@ class TicketCopies {
 // once and by its deadline, after Cancel it runs no more, and the process that answers is the one
 // that `producer` names, else UNAVAILABLE. The consumer says who it is, incarnation included.
 //
-// NOT_FOUND and ABORTED: there is no such ticket, or not any more. FAILED_PRECONDITION and
-// PERMISSION_DENIED: it is somebody else's.
+// NOT_FOUND and ABORTED (TicketEndedError): there is no such ticket, or not any more.
+// FAILED_PRECONDITION and PERMISSION_DENIED: it is somebody else's.
 class TicketPeers {
  public:
   using CallId = std::uint64_t;  // Never 0, never used again.

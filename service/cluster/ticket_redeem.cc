@@ -1,6 +1,8 @@
 #include "service/cluster/ticket_redeem.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -16,6 +18,44 @@ constexpr std::int64_t kPauseNanos = 5'000'000;
 bool IsOver(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsAborted(status) ||
          absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status);
+}
+
+// Why blocks are missed whose ticket ended so.
+TicketRedeem::Miss MissOf(const absl::Status& status) {
+  using Miss = TicketRedeem::Miss;
+  switch (EndOf(status)) {
+    case TicketEnd::kRevoked:
+      return Miss::kRevoked;
+    case TicketEnd::kDeadline:
+      return Miss::kDeadline;
+    case TicketEnd::kAcknowledged:
+    case TicketEnd::kUnsaid:
+      break;
+  }
+  switch (status.code()) {
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAborted:
+      return Miss::kEnded;
+    case absl::StatusCode::kUnavailable:
+      return Miss::kProducerGone;
+    case absl::StatusCode::kDataLoss:
+      return Miss::kDamaged;
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kCancelled:
+      return Miss::kCallEnded;
+    default:
+      return Miss::kRefused;
+  }
+}
+
+// Gives the blocks that have no fate one.
+void GiveUpOpen(TicketRedeem::Miss why, std::vector<TicketRedeem::Block>* blocks) {
+  for (TicketRedeem::Block& block : *blocks) {
+    if (block.fate != TicketRedeem::Fate::kOpen) continue;
+    block.fate = TicketRedeem::Fate::kMissed;
+    block.miss = why;
+    block.here = LayerSet();
+  }
 }
 
 }  // namespace
@@ -35,6 +75,9 @@ TicketRedeem::~TicketRedeem() {
     loop_.Cancel(acknowledgement.timer);
     if (acknowledgement.call != 0) peers_.Cancel(acknowledgement.call);
   }
+  for (auto& [producer, turns] : turns_) {
+    if (turns.timer != 0) loop_.Cancel(turns.timer);
+  }
 }
 
 // --- Callers ---
@@ -46,7 +89,10 @@ TicketRedeem::CallerId TicketRedeem::Start(Request request, Update update, Done 
   caller.update = std::move(update);
   caller.done = std::move(done);
   const std::int64_t now = loop_.clock().MonotonicNanos();
-  while (!remembered_.empty() && remembered_.front().until <= now) remembered_.pop_front();
+  while (!remembered_.empty() && remembered_.front().until <= now) {
+    remembered_blocks_ -= remembered_.front().outcome.blocks.size();
+    remembered_.pop_front();
+  }
   const auto same = [&request](const Request& other) {
     return other.producer == request.producer && other.fingerprint == request.fingerprint;
   };
@@ -106,8 +152,9 @@ void TicketRedeem::Leave(CallerId id, const TicketSecret& secret) {
 
 void TicketRedeem::Late(CallerId id) {
   const TicketSecret secret = callers_.at(id).secret;
-  const Outcome outcome{absl::DeadlineExceededError("the ticket was not done in time"),
-                        ops_.at(secret).blocks};
+  Outcome outcome{absl::DeadlineExceededError("the ticket was not done in time"),
+                  ops_.at(secret).blocks};
+  GiveUpOpen(Miss::kCallEnded, &outcome.blocks);
   Leave(id, secret);
   Complete(id, outcome);
 }
@@ -233,158 +280,17 @@ bool TicketRedeem::Learn(const TicketSecret& secret, Op* op, const TicketNews& n
     if (work.there != TicketBlockState::kOpen) --op->there_open;
     if (work.phase == Phase::kOver) continue;
     if (work.there == TicketBlockState::kFailed) {
-      Decide(secret, op, change.block, Fate::kMissed);
-    } else {
+      Decide(secret, op, change.block, Fate::kMissed, Miss::kGivenUp);
+    } else if (!op->request.here) {
       CommitIfWhole(secret, op, change.block);
+    } else if (work.there == TicketBlockState::kSealed) {
+      Decide(secret, op, change.block, Fate::kSealed);
+    } else if (LayerSet& here = op->blocks[change.block].here; !here.HasAll(change.finished)) {
+      here.Add(change.finished);
+      NoteChange(secret, op, change.block);
     }
   }
   return anything_new;
-}
-
-// --- Copies ---
-
-void TicketRedeem::Advance(const TicketSecret& secret, Op* op) {
-  if (op->open == 0 && op->seen != 0) return End(secret, absl::OkStatus(), /*acknowledge=*/true);
-  for (std::uint32_t i = 0; i < op->work.size() && op->begins < options_.begins_max; ++i) {
-    if (op->work[i].phase == Phase::kIdle && !op->work[i].finished.empty()) Begin(secret, op, i);
-  }
-  while (op->pull_retry == 0 && op->pulls.size() < options_.pulls_max && StartPull(secret, op)) {
-  }
-}
-
-void TicketRedeem::Begin(const TicketSecret& secret, Op* op, std::uint32_t i) {
-  Work& begun = op->work[i];
-  begun.phase = Phase::kBeginning;
-  ++op->begins;
-  begun.copy = copies_.Begin(
-      op->request.fingerprint, op->blocks[i].what, [this, secret, i](const absl::Status& status) {
-        Op& of = ops_.at(secret);
-        Work& work = of.work[i];
-        --of.begins;
-        if (status.ok()) {
-          work.phase = Phase::kCopying;
-        } else {
-          work.phase = Phase::kIdle;  // There is nothing to abandon.
-          Decide(secret, &of, i, absl::IsAlreadyExists(status) ? Fate::kExists : Fate::kMissed);
-        }
-        Advance(secret, &of);
-      });
-}
-
-bool TicketRedeem::StartPull(const TicketSecret& secret, Op* op) {
-  Pull pull;
-  std::size_t pages = 0;
-  for (std::uint32_t i = 0; i < op->work.size() && pages < options_.pull_pages_max; ++i) {
-    Work& work = op->work[i];
-    if (work.phase != Phase::kCopying) continue;
-    LayerSet want = work.finished.Without(op->blocks[i].here);
-    want.Remove(work.asked);
-    want = want.Leading(options_.pull_pages_max - pages);
-    if (want.empty()) continue;
-    pages += want.count();
-    work.asked.Add(want);
-    pull.pieces.push_back({work.copy, i, want});
-  }
-  if (pages == 0) return false;
-  const std::uint64_t id = next_pull_++;
-  pull.call = peers_.Pull(
-      op->request.producer, secret, pull.pieces,
-      loop_.clock().MonotonicNanos() + options_.call_nanos,
-      [this, secret, id](const absl::StatusOr<std::vector<TicketPeers::Landed>>& landed) {
-        Landed(secret, id, landed);
-      });
-  op->pulls[id] = std::move(pull);
-  return true;
-}
-
-void TicketRedeem::Landed(const TicketSecret& secret, std::uint64_t id,
-                          const absl::StatusOr<std::vector<TicketPeers::Landed>>& landed) {
-  Op& op = ops_.at(secret);
-  const std::vector<TicketPeers::Piece> pieces = op.pulls.extract(id).mapped().pieces;
-  for (const TicketPeers::Piece& piece : pieces) op.work[piece.block].asked.Remove(piece.layers);
-  const std::int64_t now = loop_.clock().MonotonicNanos();
-  if (!landed.ok()) {
-    if (op.pulls_fail_since == 0) op.pulls_fail_since = now;
-    if (IsTheEnd(secret, op.pulls_fail_since, landed.status())) return;
-    if (op.pull_retry == 0) {
-      op.pull_retry = loop_.After(op.pull_back_off.Next(), [this, secret] {
-        Op& later = ops_.at(secret);
-        later.pull_retry = 0;
-        Advance(secret, &later);
-      });
-    }
-    return;
-  }
-  op.answered_at = now;
-  op.pulls_fail_since = 0;
-  op.pull_back_off.Reset();
-  bool lied = landed->size() != pieces.size();
-  for (std::size_t p = 0; p < pieces.size(); ++p) {
-    const std::uint32_t i = pieces[p].block;
-    Work& work = op.work[i];
-    if (work.phase != Phase::kCopying) continue;  // It was given up meanwhile.
-    LayerSet came;
-    if (p < landed->size()) {
-      came = (*landed)[p].layers;
-      lied |= (*landed)[p].damaged;
-    }
-    if (!came.empty()) {
-      op.blocks[i].here.Add(came);
-      NoteChange(secret, &op, i);
-    }
-    if (!came.HasAll(pieces[p].layers) && ++work.tries >= options_.tries_max) {
-      Decide(secret, &op, i, Fate::kMissed);
-    } else {
-      CommitIfWhole(secret, &op, i);
-    }
-  }
-  if (lied) health_.Failed(op.request.producer, PeerHealth::Fault::kLied);
-  Advance(secret, &op);
-}
-
-void TicketRedeem::CommitIfWhole(const TicketSecret& secret, Op* op, std::uint32_t i) {
-  Work& work = op->work[i];
-  if (work.phase != Phase::kCopying || work.there != TicketBlockState::kSealed) return;
-  if (op->blocks[i].here.count() < op->blocks[i].what.layer_count) return;
-  work.phase = Phase::kCommitting;
-  copies_.Commit(work.copy, work.digest,
-                 [this, secret, i](const absl::Status& status) { Committed(secret, i, status); });
-}
-
-void TicketRedeem::Committed(const TicketSecret& secret, std::uint32_t i,
-                             const absl::Status& status) {
-  Op& op = ops_.at(secret);
-  op.work[i].phase = Phase::kIdle;  // There is nothing to abandon.
-  if (absl::IsDataLoss(status)) health_.Failed(op.request.producer, PeerHealth::Fault::kLied);
-  Decide(secret, &op, i,
-         status.ok()                     ? Fate::kSealed
-         : absl::IsAlreadyExists(status) ? Fate::kExists
-                                         : Fate::kMissed);
-  Advance(secret, &op);
-}
-
-void TicketRedeem::Decide(const TicketSecret& secret, Op* op, std::uint32_t i, Fate fate) {
-  Work& work = op->work[i];
-  if (work.phase == Phase::kBeginning) --op->begins;
-  if (work.phase == Phase::kBeginning || work.phase == Phase::kCopying) copies_.Abandon(work.copy);
-  work.phase = Phase::kOver;
-  Block& block = op->blocks[i];
-  block.fate = fate;
-  Count(fate);
-  block.here = fate == Fate::kMissed ? LayerSet() : LayerSet::First(block.what.layer_count);
-  --op->open;
-  // What the producer may still say of it is of no interest.
-  if (work.there == TicketBlockState::kOpen) {
-    work.there = TicketBlockState::kFailed;
-    --op->there_open;
-  }
-  NoteChange(secret, op, i);
-}
-
-void TicketRedeem::Count(Fate fate) {
-  ++(fate == Fate::kSealed   ? counts_.sealed
-     : fate == Fate::kExists ? counts_.exists
-                             : counts_.missed);
 }
 
 // --- The end ---
@@ -394,7 +300,10 @@ void TicketRedeem::End(const TicketSecret& ended, const absl::Status& status, bo
   auto node = ops_.extract(secret);
   Op& op = node.mapped();
   if (op.question != 0) peers_.Cancel(op.question);
-  for (const auto& [id, pull] : op.pulls) peers_.Cancel(pull.call);
+  for (const auto& [id, pull] : op.pulls) {
+    peers_.Cancel(pull.call);
+    PullEnded(op.request.producer);
+  }
   for (const Loop::TimerId timer : {op.retry, op.pull_retry, op.tell}) {
     if (timer != 0) loop_.Cancel(timer);
   }
@@ -403,19 +312,50 @@ void TicketRedeem::End(const TicketSecret& ended, const absl::Status& status, bo
     if (phase == Phase::kBeginning || phase == Phase::kCopying || phase == Phase::kCommitting) {
       copies_.Abandon(op.work[i].copy);
     }
-    if (op.blocks[i].fate == Fate::kOpen) {
-      op.blocks[i].fate = Fate::kMissed;
-      Count(Fate::kMissed);
-      op.blocks[i].here = LayerSet();
-    }
+    if (op.blocks[i].fate == Fate::kOpen) Count(Fate::kMissed);
   }
+  GiveUpOpen(MissOf(status), &op.blocks);
   if (acknowledge) Acknowledge(op.request);
   const Outcome outcome{status, std::move(op.blocks)};
-  if (!absl::IsCancelled(status)) {
-    if (remembered_.size() >= kRememberMax) remembered_.pop_front();
-    remembered_.push_back({op.request, outcome, loop_.clock().MonotonicNanos() + kRememberNanos});
-  }
+  if (!absl::IsCancelled(status)) Remember(op.request, outcome);
   for (const CallerId caller : op.callers) Complete(caller, outcome);
+}
+
+void TicketRedeem::Remember(const Request& request, const Outcome& outcome) {
+  const std::size_t blocks = outcome.blocks.size();  // kTicketBlocksMax at most.
+  while (!remembered_.empty() &&
+         (remembered_.size() >= kRememberMax || remembered_blocks_ + blocks > kRememberBlocksMax)) {
+    remembered_blocks_ -= remembered_.front().outcome.blocks.size();
+    remembered_.pop_front();
+  }
+  remembered_blocks_ += blocks;
+  remembered_.push_back({request, outcome, loop_.clock().MonotonicNanos() + kRememberNanos});
+}
+
+void TicketRedeem::SetMembers(const std::vector<Member>& members) {
+  std::map<std::string, std::string> incarnations;
+  for (const Member& member : members) incarnations[member.id] = member.incarnation;
+  std::vector<std::pair<TicketSecret, absl::Status>> over;
+  for (const auto& [secret, op] : ops_) {
+    const Member& producer = op.request.producer;
+    const auto now = incarnations.find(producer.id);
+    const bool left = now == incarnations.end();
+    if (left ? !draining_.contains({producer.id, producer.incarnation})
+             : now->second == producer.incarnation) {
+      continue;
+    }
+    over.emplace_back(secret, absl::UnavailableError(absl::StrCat(
+                                  "node \"", producer.id, "\", which made the ticket, ",
+                                  left ? "left the cluster" : "was restarted")));
+  }
+  draining_.clear();
+  for (const Member& member : members) {
+    if (member.state == MemberState::kDraining) draining_.emplace(member.id, member.incarnation);
+  }
+  for (const auto& [secret, why] : over) {
+    // Whoever heard of an end may have ended another one.
+    if (ops_.contains(secret)) End(secret, why, /*acknowledge=*/false);
+  }
 }
 
 void TicketRedeem::Acknowledge(const Request& request) {

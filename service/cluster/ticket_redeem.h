@@ -9,7 +9,12 @@
 // Then the producer is told, so that it lets go.
 //
 // What does not come is a miss. Several callers may redeem one ticket, the ranks of an engine: they
-// share the work, and whoever comes within kRememberNanos after the end is told how it ended.
+// share the work, and whoever comes within kRememberNanos after the end is told how it ended, as
+// long as that is not pushed out by later ones.
+//
+// Where the ticket was made there is nothing to copy: the same, without copies and pulls.
+//
+// Many tickets of one producer take turns with their pulls, in the order in which they had to wait.
 //
 // Lives on the loop.
 #ifndef KVMILL_SERVICE_CLUSTER_TICKET_REDEEM_H_
@@ -21,6 +26,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -37,15 +43,15 @@ class TicketRedeem {
  public:
   static constexpr std::int64_t kRememberNanos = 60'000'000'000;
   static constexpr std::size_t kRememberMax = 1024;
+  static constexpr std::size_t kRememberBlocksMax = 32 << 10;  // Of all these: 16 MiB.
 
   struct Options {
-    // At work at a time. Each has a question at its producer all along, which takes one of the 128
-    // streams that a connection has: what waits for one would pass for a silent producer.
-    std::size_t tickets_max = 120;
-    std::size_t pulls_max = 4;        // Of one ticket at a time,
-    std::size_t pull_pages_max = 64;  // of so many pages.
-    std::size_t begins_max = 16;      // Copies of one ticket that wait for memory.
-    int tries_max = 3;                // Of a block's pages that came damaged, or not at all.
+    std::size_t tickets_max = 1024;       // At work at a time.
+    std::size_t pulls_max = 4;            // Of one ticket at a time,
+    std::size_t pull_pages_max = 64;      //   of so many pages;
+    std::size_t producer_pulls_max = 32;  //   and of all tickets of one producer.
+    std::size_t begins_max = 16;          // Copies of one ticket that wait for memory.
+    int tries_max = 3;                    // Of a block's pages that came damaged, or not at all.
     std::int64_t wait_nanos = 5'000'000'000;          // Of a question that has no answer yet.
     std::int64_t call_nanos = 2'000'000'000;          // Of a call, besides.
     std::int64_t silence_nanos = 10'000'000'000;      // After the producer's last answer.
@@ -56,6 +62,7 @@ class TicketRedeem {
     Member producer;            // Id, incarnation and address, as the ticket has them.
     Fingerprint fingerprint{};  // Of the namespace that the caller thinks it is of.
     std::int64_t deadline_nanos = 0;
+    bool here = false;  // The producer is this node: what it has finished and sealed is here.
   };
 
   enum class Fate {
@@ -64,11 +71,26 @@ class TicketRedeem {
     kExists,  // In the local store; somebody else stored it.
     kMissed,
   };
+  // Why a block was missed; client/ticket.h has the same.
+  enum class Miss {
+    kNone,
+    kGivenUp,
+    kDamaged,
+    kNoRoom,
+    kProducerGone,
+    kRevoked,
+    kDeadline,
+    kEnded,
+    kRefused,
+    kCallEnded,
+  };
   struct Block {
     TicketBlock what;
     Fate fate = Fate::kOpen;
+    Miss miss = Miss::kNone;
     LayerSet here;  // Pages that came and are right; all of a block that is in the store.
   };
+  static_assert(sizeof(Block) * kRememberBlocksMax <= 16 << 20);
   // Blocks whose layers or fate changed, by place in the ticket. `blocks` is good within the call,
   // and not after a Cancel there.
   using Update = std::function<void(const std::vector<Block>& blocks,
@@ -81,7 +103,7 @@ class TicketRedeem {
   // before are in the store nevertheless; `blocks` says which.
   struct Outcome {
     absl::Status status;
-    std::vector<Block> blocks;  // Empty when the producer never said which.
+    std::vector<Block> blocks;  // Each with a fate. Empty when the producer never said which.
   };
   using Done = std::function<void(const Outcome&)>;
   using CallerId = std::uint64_t;  // Never 0, never used again.
@@ -104,6 +126,9 @@ class TicketRedeem {
   CallerId Start(Request request, Update update, Done done);
   // Nothing of it runs any more. The last caller of a ticket takes the work with it.
   void Cancel(CallerId caller);
+  // Of the cluster. A ticket of a producer that was draining and has left, or that was restarted,
+  // ends at once; of one that only vanished, which may serve on, when it was silent for too long.
+  void SetMembers(const std::vector<Member>& members);
 
   // Fates of blocks so far, each once however many callers there were.
   struct Counts {
@@ -148,10 +173,17 @@ class TicketRedeem {
     Loop::TimerId pull_retry = 0;       // 0: pulls need not wait.
     Loop::TimerId tell = 0;             // 0: callers have been told.
     std::set<std::uint32_t> changed;
+    bool waits = false;  // For its turn to pull.
     explicit Op(std::uint64_t seed)
         : back_off(10'000'000, 500'000'000, seed), pull_back_off(10'000'000, 500'000'000, ~seed) {}
   };
   using Ops = std::map<TicketSecret, Op>;
+  using ProducerId = std::pair<std::string, std::string>;  // Id and incarnation.
+  struct Turns {
+    std::size_t pulls = 0;             // Under way.
+    std::deque<TicketSecret> waiting;  // Tickets that have something to pull.
+    Loop::TimerId timer = 0;           // 0: nobody was called.
+  };
   struct Caller {
     TicketSecret secret{};
     bool greeted = false;  // Was told of all blocks.
@@ -186,10 +218,14 @@ class TicketRedeem {
   void Begin(const TicketSecret& secret, Op* op, std::uint32_t block);
   void CommitIfWhole(const TicketSecret& secret, Op* op, std::uint32_t block);
   void Committed(const TicketSecret& secret, std::uint32_t block, const absl::Status& status);
-  bool StartPull(const TicketSecret& secret, Op* op);
+  // Whether there was something to pull. Without `turn` it may have to wait for one.
+  bool StartPull(const TicketSecret& secret, Op* op, bool turn);
+  void PullEnded(const Member& producer);
+  void TakeTurns(const ProducerId& producer);
   void Landed(const TicketSecret& secret, std::uint64_t pull,
               const absl::StatusOr<std::vector<TicketPeers::Landed>>& landed);
-  void Decide(const TicketSecret& secret, Op* op, std::uint32_t block, Fate fate);
+  void Decide(const TicketSecret& secret, Op* op, std::uint32_t block, Fate fate,
+              Miss why = Miss::kNone);
   void Count(Fate fate);
   void NoteChange(const TicketSecret& secret, Op* op, std::uint32_t block);
   void Tell(const TicketSecret& secret);
@@ -200,6 +236,7 @@ class TicketRedeem {
   void CompleteSoon(CallerId caller, Outcome outcome);
   // Takes the caller from its ticket, and the work with it when it was the last.
   void Leave(CallerId caller, const TicketSecret& secret);
+  void Remember(const Request& request, const Outcome& outcome);
   void Acknowledge(const Request& request);
   void TryAcknowledge(std::uint64_t id);
   void Acknowledged(std::uint64_t id, const absl::Status& status);
@@ -215,7 +252,10 @@ class TicketRedeem {
   std::map<CallerId, Caller> callers_;
   std::uint64_t next_pull_ = 1;
   Counts counts_;
+  std::map<ProducerId, Turns> turns_;
+  std::set<ProducerId> draining_;      // Members, as they last were.
   std::deque<Remembered> remembered_;  // Oldest first.
+  std::size_t remembered_blocks_ = 0;
   std::uint64_t next_acknowledgement_ = 1;
   std::map<std::uint64_t, Acknowledgement> acknowledgements_;
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -29,6 +30,10 @@ absl::Status TicketTable::Check(const Request& request) const {
           absl::StrCat("block ", block.key.ToHex(), " of ", block.layer_count,
                        " layers in a ticket: want a key and 1 to ", kLayersMax, " layers"));
     }
+    if (!block.parent.empty() && (block.parent == block.key || block.parent == block.tail_key)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("block ", block.parent.ToHex(), " of a ticket is named as its own parent"));
+    }
     if (!names.emplace(block.group, block.key.view()).second) {
       return absl::InvalidArgumentError(absl::StrCat("block ", block.key.ToHex(),
                                                      " of layer group ", int{block.group},
@@ -37,8 +42,9 @@ absl::Status TicketTable::Check(const Request& request) const {
   }
   const auto in_range = [](const char* what, std::int64_t nanos, std::int64_t most) {
     if (nanos > 0 && nanos <= most) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(what, " of a ticket ", nanos / 1'000'000,
-                                                   " ms: want 1 to ", most / 1'000'000));
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " ", absl::FormatDuration(absl::Nanoseconds(nanos)),
+                     " of a ticket: want 1 ms to ", absl::FormatDuration(absl::Nanoseconds(most))));
   };
   KVMILL_RETURN_IF_ERROR(in_range("ttl", request.ttl_nanos, options_.ttl_nanos_max));
   KVMILL_RETURN_IF_ERROR(in_range("life", request.life_nanos, options_.life_nanos_max));
@@ -107,14 +113,14 @@ void TicketTable::Finish(Tickets::iterator found, End why) {
     case End::kDeadline:
       ++counts_.expired;
       break;
+    case End::kUnsaid:  // Not here.
+      break;
   }
   holds_.Release(ticket.hold);
   if (ticket.wait == 0) return;
   auto wait = waits_.extract(ticket.wait);
   loop_.Cancel(wait.mapped().timer);
-  wait.mapped().done(absl::AbortedError(why == End::kDeadline  ? "the ticket's time is over"
-                                        : why == End::kRevoked ? "the ticket was revoked"
-                                                               : "the ticket was acknowledged"));
+  wait.mapped().done(TicketEndedError(why));
 }
 
 absl::Status TicketTable::Revoke(const TicketSecret& secret) {

@@ -51,7 +51,7 @@ class TicketTable : private TicketHolds::Events {
 
     friend bool operator==(const Consumer&, const Consumer&) = default;
   };
-  enum class End { kAcknowledged, kRevoked, kDeadline };
+  using End = TicketEnd;
   struct Counts {
     std::uint64_t created = 0, acknowledged = 0, revoked = 0, expired = 0;
   };

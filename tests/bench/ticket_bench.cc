@@ -2,7 +2,7 @@
 // over the loopback, and an etcd. A prefill "computes" a layer every so many milliseconds and
 // stores it from shared memory; a ticket brings layers to the other node meanwhile.
 //
-//   ticket_bench [--layer-ms MS] [--rounds N] [--tokens N] [--layers N]
+//   ticket_bench --help
 //
 // Prints, as median and range over the rounds, milliseconds from the moment when the producer has
 // stored the last layer of every block (its store is done) until the consumer has every layer, and
@@ -10,6 +10,7 @@
 // until the store was done. Negative: the consumer was told before the engine that stores.
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -162,7 +163,7 @@ Times Round(const Options& options, std::uint32_t round, Node& producer, Node& c
   call.timeout = absl::Minutes(5);
   const std::string ticket = Need(producer.client->CreateTicket(producer.ns, promised));
   steady_clock::time_point whole, sealed;
-  std::promise<absl::StatusOr<RedeemResult>> redeemed;
+  std::promise<RedeemResult> redeemed;
   std::size_t complete = 0;
   consumer.client->RedeemTicketAsync(
       consumer.ns, ticket,
@@ -174,7 +175,7 @@ Times Round(const Options& options, std::uint32_t round, Node& producer, Node& c
         if (complete == all.size()) whole = steady_clock::now();
       },
       call,
-      [&](absl::StatusOr<RedeemResult> result) {
+      [&](RedeemResult result) {
         sealed = steady_clock::now();
         redeemed.set_value(std::move(result));
       });
@@ -196,8 +197,14 @@ Times Round(const Options& options, std::uint32_t round, Node& producer, Node& c
   }
   const auto computed = steady_clock::now();
   const auto stored = done.get_future().get();
-  const RedeemResult result = Need(redeemed.get_future().get());
-  if (result.missed > 0) Fail(absl::StrCat(result.missed, " blocks were missed"));
+  const RedeemResult result = redeemed.get_future().get();
+  if (!result.status.ok()) Fail(result.status.ToString());
+  for (const RedeemedBlock& block : result.blocks) {
+    if (block.fate == TicketFate::kMissed) {
+      Fail(absl::StrCat(result.missed, " blocks were missed, block ", block.block_index, ": ",
+                        NameOf(block.miss)));
+    }
+  }
   return {Millis(stored - computed), Millis(whole - stored), Millis(sealed - stored)};
 }
 
@@ -239,18 +246,37 @@ void Run(const Options& options) {
 
 int Main(int argc, char** argv) {
   Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    std::uint32_t* const value = name == "--layer-ms" ? &options.layer_ms
-                                 : name == "--rounds" ? &options.rounds
-                                 : name == "--tokens" ? &options.tokens
-                                 : name == "--layers" ? &options.layers
-                                                      : nullptr;
-    const long number = std::atol(argv[i + 1]);
-    if (value == nullptr || number < 1 || number > 1 << 20) Fail("usage: see the source");
-    *value = static_cast<std::uint32_t>(number);
-  }
-  if (argc % 2 == 0 || options.tokens % kBlockTokens != 0) Fail("usage: see the source");
+  CLI::App app(
+      "How soon a prompt is on the decode node when the prefill node has stored it.\n\n"
+      "Starts an etcd and two daemons with UCX over the loopback. A prefill \"computes\" a layer "
+      "of\n"
+      "all blocks every --layer-ms and stores it from shared memory; a ticket brings layers to "
+      "the\n"
+      "other daemon meanwhile. Each round is another prompt; a first one is not counted.\n\n"
+      "Prints, as median and range over the rounds:\n"
+      "  stored   when the producer had stored the last layer, after it was computed\n"
+      "  layers   when the consumer had every layer, after that (negative: it was told before the\n"
+      "           engine that stores)\n"
+      "  sealed   when the consumer had sealed every block, after that\n\n"
+      "Without tickets the consumer could begin to copy when the prompt is stored. A prompt of\n"
+      "--tokens has (tokens / 128) blocks and (tokens / 128 * layers) pages of 105 KB.",
+      "ticket_bench");
+  app.add_option("--layer-ms", options.layer_ms, "Milliseconds that a layer takes to compute")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 60'000));
+  app.add_option("--rounds", options.rounds, "Prompts that are measured")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10'000));
+  app.add_option("--tokens", options.tokens, "Tokens of a prompt, a multiple of 128")
+      ->capture_default_str()
+      ->check(CLI::Range(128, 1 << 17))
+      ->check([](const std::string& text) {
+        return std::atol(text.c_str()) % kBlockTokens == 0 ? "" : text + " is no multiple of 128";
+      });
+  app.add_option("--layers", options.layers, "Layers of the model")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 512));
+  CLI11_PARSE(app, argc, argv);
   Run(options);
   return 0;
 }

@@ -339,11 +339,14 @@ class TicketSim {
     events_.Trace(absl::StrCat(transfer->consumer_life, ": ", outcome.status.ToString()));
     const TicketSimStore& store = Node(transfer->consumer).process().store;
     for (const TicketRedeem::Block& block : outcome.blocks) {
-      if (block.fate == Fate::kMissed) continue;
       if (block.fate == Fate::kOpen) {
-        if (outcome.status.ok()) Fail("a redemption ended with an open block");
+        Fail("a redemption ended with an open block");
         continue;
       }
+      if ((block.fate == Fate::kMissed) != (block.miss != TicketRedeem::Miss::kNone)) {
+        Fail("a block was missed for no reason, or has one and was not");
+      }
+      if (block.fate == Fate::kMissed) continue;
       const SimPages* pages = store.Sealed(block.what.key);
       if (pages == nullptr) continue;  // Evicted since.
       if (!world_.sealed[std::string(block.what.key.view())].contains(SimDigest(*pages))) {

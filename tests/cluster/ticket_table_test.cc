@@ -157,12 +157,12 @@ TEST_F(TicketTableTest, WhatIsNotWithinALimitIsNamed) {
             "block 61 of 0 layers in a ticket: want a key and 1 to 512 layers");
   TicketTable::Request request = RequestOf({BlockNamed("a"), BlockNamed("b")});
   request.ttl_nanos = 21 * kSimSecond;
-  EXPECT_EQ(error(request), "ttl of a ticket 21000 ms: want 1 to 20000");
+  EXPECT_EQ(error(request), "ttl 21s of a ticket: want 1 ms to 20s");
   request.ttl_nanos = 0;
-  EXPECT_EQ(error(request), "ttl of a ticket 0 ms: want 1 to 20000");
+  EXPECT_EQ(error(request), "ttl 0 of a ticket: want 1 ms to 20s");
   request.ttl_nanos = kSimSecond;
   request.life_nanos = -5;
-  EXPECT_EQ(error(request), "life of a ticket 0 ms: want 1 to 3600000");
+  EXPECT_EQ(error(request), "life -5ns of a ticket: want 1 ms to 1h");
   holds_.refuse = absl::ResourceExhaustedError("enough is held");
   EXPECT_EQ(error(RequestOf({BlockNamed("a")})), "enough is held");
   holds_.refuse = absl::OkStatus();

@@ -50,6 +50,8 @@ def records_of(client, ns, keys):
 def store(node, prefix, plaintext=False):
     layers = [tuple(np.load(path[:-len("k.npy")] + half + ".npy") for half in "kv")
               for path in sorted(glob.glob(glob.escape(prefix) + "L*_k.npy"))]
+    if not layers:
+        sys.exit(f"exchange: there is no K of a first layer: no file {prefix}L00_k.npy")
     tokens, heads, head_dim = layers[0][0].shape
     dtype = kvmill.DType.FLOAT16 if layers[0][0].dtype == np.float16 else kvmill.DType.BFLOAT16
     with connect(node, plaintext) as client:

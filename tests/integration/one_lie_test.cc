@@ -93,6 +93,22 @@ TEST_F(OneLieTest, PagesThatDoNotComeAreMissed) {
   EXPECT_THAT(std::string(blocks[2].message()), HasSubstr("1 of 2 layer groups came"));
 }
 
+// Between the calls of a redeem that is tried again nothing runs that could be cancelled.
+TEST_F(OneLieTest, ARedeemThatIsCancelledBetweenTwoCallsIsCancelled) {
+  int registered = 0;
+  Lie<v1::RegisterReply>("Engine/Register", [&](int, const v1::RegisterReply& reply) {
+    if (++registered == 2) victim_->CancelRedeem("a ticket");
+    return std::vector<std::string>{reply.SerializeAsString()};
+  });
+  const auto ns = victim_->OpenNamespace("n", TwoGroups("n"));
+  ASSERT_TRUE(ns.ok()) << ns.status();
+  liar_->EndWith("/kvmill.v1.Ticket/Redeem", {grpc::StatusCode::NOT_FOUND, "no such namespace"});
+  EXPECT_TRUE(absl::IsCancelled(victim_->RedeemTicket(*ns, "a ticket").status));
+  EXPECT_EQ(registered, 2);
+  EXPECT_TRUE(absl::IsNotFound(victim_->RedeemTicket(*ns, "another").status));
+  EXPECT_EQ(registered, 3) << "it was tried twice";
+}
+
 // A sink that may have begun to work on blocks does not hear of them again.
 TEST_F(OneLieTest, BlocksComeOnceWhateverTheCallEndsWith) {
   class CountingSink final : public FetchSink {

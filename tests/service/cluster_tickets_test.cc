@@ -39,7 +39,7 @@ class LyingRead final : public grpc::ServerWriteReactor<v1::TicketPages> {
  public:
   void Write(const absl::StatusOr<ClusterTickets::Pages>& pages, const Lies& lies) {
     if (!pages.ok()) return Finish(StatusToGrpc(pages.status()));
-    for (const StoreTicketHolds::Page& page : *pages) {
+    for (const StoreTicketHolds::Page& page : pages->pages) {
       message_.add_page_bytes(static_cast<std::uint32_t>(page.bytes.size()));
       message_.mutable_bytes()->append(reinterpret_cast<const char*>(page.bytes.data()),
                                        page.bytes.size());
@@ -133,7 +133,7 @@ class Node {
     });
   }
   void Sees(const std::vector<Member>& members) {
-    loop_.Run([&] { tickets_->SetMembers(members); });
+    loop_.Run([&] { tickets_->SetMembers(members, /*fresh=*/true); });
   }
   ClusterTickets& tickets() { return *tickets_; }
 
@@ -245,6 +245,43 @@ TEST(TicketCodecTest, ARequestForPagesIsBounded) {
   request.mutable_pieces(5)->add_layers(0);
   request.add_pieces();
   EXPECT_TRUE(absl::IsInvalidArgument(PiecesFromProto(request).status())) << "many pieces";
+}
+
+// A consumer that does not read what it asked for holds pages, and no more of them than that.
+TEST_F(ClusterTicketsTest, AConsumerReadsOnlySoOftenAtATime) {
+  const std::string ticket = Create({1});
+  ASSERT_TRUE(Put(1).ok());
+  const TicketBearer bearer = *ParseTicket(ticket);
+  const auto ask = [&](const std::string& consumer) {
+    std::promise<absl::Status> asked;
+    producer_->tickets().Ask(
+        {bearer.secret, {consumer, "1"}}, 0, 0,
+        [&](const absl::StatusOr<TicketNews>& news) { asked.set_value(news.status()); });
+    return asked.get_future().get();
+  };
+  const auto read = [&](const std::string& consumer) {
+    std::promise<absl::StatusOr<ClusterTickets::Pages>> pages;
+    producer_->tickets().Read(
+        {bearer.secret, {consumer, "1"}}, {{0, LayerSet::First(1)}},
+        [&](absl::StatusOr<ClusterTickets::Pages> found) { pages.set_value(std::move(found)); });
+    return pages.get_future().get();
+  };
+  ASSERT_TRUE(ask("slow").ok());
+  Until([&] { return read("slow").ok(); });
+  std::vector<ClusterTickets::Pages> reading;
+  for (std::size_t i = 0; i < ClusterTickets::kReadsMax; ++i) {
+    auto pages = read("slow");
+    ASSERT_TRUE(pages.ok()) << pages.status();
+    EXPECT_EQ(pages->pages.size(), 1u);
+    reading.push_back(*std::move(pages));
+  }
+  EXPECT_EQ(read("slow").status(),
+            absl::ResourceExhaustedError(
+                "node \"slow\" reads pages of tickets 64 times at once: no more than that"));
+  reading.pop_back();
+  EXPECT_TRUE(read("slow").ok());
+  reading.clear();
+  EXPECT_TRUE(read("slow").ok());
 }
 
 TEST_F(ClusterTicketsTest, WhatAnHonestProducerHasComes) {

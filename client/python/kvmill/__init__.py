@@ -11,17 +11,20 @@ K and V are arrays [tokens, heads, head_dim] of float16 or bfloat16: numpy array
 with the buffer protocol or DLPack; they are read and written in place. AsyncClient has the same calls for asyncio.
 Client.map gives blocks in the daemon's
 memory, to be read and attended to in place; Client.store_pages stores from the engine's own pages, in a SharedMemory, without a
-copy. docs/client.md explains namespaces, keys, tails and misses.
+copy. Client.create_ticket and redeem_ticket bring a prompt's blocks from the node that prefills to the one that decodes.
+docs/client.md explains namespaces, keys, tails and misses.
 """
 from typing import Any, Optional, Tuple
 
 from kvmill import _native
-from kvmill._client import AsyncClient, Client
+from kvmill._async_client import AsyncClient
+from kvmill._client import Client
 from kvmill._engine import (DeviceHandle, EngineGeometry, EngineLayers, EnginePlace, EngineRegion, PageBlock, SharedMemory)
 from kvmill._errors import (AbortedError, CallCancelledError, Code, DataLossError, DeadlineExceededError, Error,
                             FailedPreconditionError, InvalidArgumentError, NotFoundError, ResourceExhaustedError,
                             UnavailableError)
 from kvmill._mapped import DeviceArray, HeadKind, Mapped, MappedBlock, MappedHead
+from kvmill._tickets import PromisedBlock, RedeemedBlock, RedeemResult, RedeemUpdate, TicketFate, TicketMiss
 from kvmill._types import (Attention, Block, DataPath, DType, EncodeIn, EngineElement, FetchedBlock, FetchResult, Frame,
                            LayerGroup, LookupResult, MapMemory, Namespace, NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
                            Tail, Tier, TierUsage)
@@ -31,8 +34,9 @@ __all__ = [
     "DataLossError", "DataPath", "DeadlineExceededError", "DeviceArray", "DeviceHandle", "EncodeIn", "EngineElement", "EngineGeometry", "EngineLayers",
     "EnginePlace", "EngineRegion", "Error", "FailedPreconditionError", "FetchResult", "FetchedBlock", "Frame", "HeadKind",
     "InvalidArgumentError", "LayerGroup", "LookupResult", "MapMemory", "Mapped", "MappedBlock", "MappedHead", "Namespace",
-    "NamespaceSpec", "NotFoundError", "Outcome", "PageBlock", "Paged", "ResourceExhaustedError", "SessionEvent", "SessionEventKind",
-    "SharedMemory", "Stat", "StoreResult", "StoredBlock", "Tail", "Tier", "TierUsage", "UnavailableError", "tail_key"]
+    "NamespaceSpec", "NotFoundError", "Outcome", "PageBlock", "Paged", "PromisedBlock", "RedeemResult", "RedeemUpdate",
+    "RedeemedBlock", "ResourceExhaustedError", "SessionEvent", "SessionEventKind", "SharedMemory", "Stat", "StoreResult",
+    "StoredBlock", "Tail", "TicketFate", "TicketMiss", "Tier", "TierUsage", "UnavailableError", "tail_key"]
 
 __version__ = _native.version()
 

@@ -11,6 +11,7 @@ from kvmill import _native
 from kvmill._engine import DeviceHandle, EngineGeometry, EnginePlace, PageBlock, region_fields
 from kvmill._errors import Error, error_of
 from kvmill._mapped import Mapped, native_of
+from kvmill._tickets import Progress, PromisedBlock, RedeemResult, RedeemUpdate, redeem_result
 from kvmill._types import (Block, FetchedBlock, FetchResult, Frame, KV, LookupResult, MapMemory, Namespace, NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
                            Tail, Tier, TierUsage)
 
@@ -20,16 +21,23 @@ VALUES16, RECORDS, PAGES = 0, 1, 2
 
 
 class Call(Generic[T]):
-    """`start(queue)` returns the tag of the event that will come; `convert` makes the result of its value."""
+    """`start(queue)` returns the tag of the event that will come; `convert` makes the result of its value. `progress` takes
+    the values of events that come before it; `abandon` ends the call when nobody waits for it any more."""
 
-    def __init__(self, start: Callable[[_native.Queue], int], convert: Callable[[Any], T]) -> None:
+    def __init__(self, start: Callable[[_native.Queue], int], convert: Callable[[Any], T],
+                 progress: Optional[Progress] = None, abandon: Optional[Callable[[], None]] = None) -> None:
         self.start = start
         self.convert = convert
+        self.progress = progress
+        self.abandon = abandon
 
 
-def finish(event: Tuple[int, int, str, int, Any], convert: Callable[[Any], T]) -> T:
+Event = Tuple[int, int, str, int, Any, bool]
+
+
+def finish(event: Event, convert: Callable[[Any], T]) -> T:
     """The result of a call, or its error as an exception."""
-    _, code, message, retry_after_ms, value = event
+    _, code, message, retry_after_ms, value, _ = event
     if code != 0:
         raise error_of(code, message, retry_after_ms)
     return convert(value)
@@ -46,7 +54,7 @@ def milliseconds(timeout: Optional[float], what: str = "timeout") -> int:
     return math.ceil(timeout * 1000)
 
 
-def session_event(event: Tuple[int, int, str, int, Any]) -> SessionEvent:
+def session_event(event: Event) -> SessionEvent:
     what, leases = finish(event, tuple)
     return SessionEvent(SessionEventKind(what), leases)
 
@@ -193,6 +201,27 @@ def flush_blocks(client: _native.Client, keys: Sequence[bytes], timeout: Optiona
 
 def cancel_pages(client: _native.Client, request: int, timeout: Optional[float]) -> Call[None]:
     return Call(lambda queue: client.cancel_pages(queue, request, milliseconds(timeout)), lambda _: None)
+
+
+def create_ticket(client: _native.Client, ns: Namespace, blocks: Iterable[PromisedBlock], consumer: str, ttl: float,
+                  life: float, timeout: Optional[float]) -> Call[bytes]:
+    _of(ns)
+    rows = [(block.key, block.parent, ns.spec.block_tokens if block.token_count is None else block.token_count,
+             block.block_index) for block in blocks]
+    return Call(
+        lambda queue: client.create_ticket(queue, _of(ns), rows, consumer, milliseconds(ttl, "ttl"),
+                                           milliseconds(life, "life"), milliseconds(timeout)), bytes)
+
+
+def revoke_ticket(client: _native.Client, ticket: bytes, timeout: Optional[float]) -> Call[None]:
+    return Call(lambda queue: client.revoke_ticket(queue, ticket, milliseconds(timeout)), lambda _: None)
+
+
+def redeem_ticket(client: _native.Client, ns: Namespace, ticket: bytes, update: Optional[RedeemUpdate],
+                  timeout: Optional[float]) -> Call[RedeemResult]:
+    return Call(
+        lambda queue: client.redeem_ticket(queue, _of(ns), ticket, update is not None, milliseconds(timeout)),
+        redeem_result, None if update is None else Progress(ticket, update), lambda: client.cancel_redeem(ticket))
 
 
 def clear(client: _native.Client, ns: Namespace, timeout: Optional[float]) -> Call[int]:

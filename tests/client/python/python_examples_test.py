@@ -28,7 +28,7 @@ class ExamplesTest(Case):
         self.assertIn("UNAVAILABLE", done.stderr)
 
     def test_without_arguments_they_say_what_they_take(self):
-        for name in ("store_and_fetch.py", "store_pages.py", "many_requests.py", "exchange.py"):
+        for name in ("store_and_fetch.py", "store_pages.py", "many_requests.py", "exchange.py", "prefill_decode.py"):
             for arguments in ((), ("a", "b", "c")):
                 done = self.run_example(name, *arguments)
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
@@ -68,6 +68,11 @@ class ExamplesTest(Case):
     def test_two_nodes_exchange_real_kv_and_a_third_process_attends_in_place(self):
         prefix = os.path.join(cli_support.SOURCE_DIR, "tests", "data", "tiny-lm-kv", "retrieval_")
         self.assertEqual(self.exchange(prefix), (14, 4, 14 * 4 * 13824))
+
+    def test_kv_that_is_not_there_is_named(self):
+        done = self.run_example("exchange.py", "store", "127.0.0.1:1", "/nowhere/prompt_")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertEqual(done.stderr, "exchange: there is no K of a first layer: no file /nowhere/prompt_L00_k.npy\n")
 
     def test_the_same_with_other_kv(self):
         prefix = cli_support.extra_kv_prefix()
