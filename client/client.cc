@@ -3,10 +3,12 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/client_impl.h"
@@ -156,6 +158,25 @@ absl::Status CheckNotForked() {
                    "(Python: spawn)"));
 }
 
+// What it is stays out of messages.
+absl::Status CheckToken(const Client::Options& options) {
+  constexpr std::size_t kTokenBytesMax = 4096;
+  if (options.token.empty()) return absl::OkStatus();
+  if (!options.tls.enabled()) {
+    return absl::FailedPreconditionError(
+        "a token over TCP needs TLS: whoever reads it on its way could use it");
+  }
+  if (options.token.size() > kTokenBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("a token of ", options.token.size(),
+                                                   " characters: want at most ", kTokenBytesMax));
+  }
+  if (!std::all_of(options.token.begin(), options.token.end(), absl::ascii_isgraph)) {
+    return absl::InvalidArgumentError(
+        "a token with a character that is a space, or not printable ASCII");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const Options& options) {
@@ -163,6 +184,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const Options& options) {
   if (options.timeout <= absl::ZeroDuration() || options.timeout > absl::Hours(24 * 365)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "timeout ", absl::FormatDuration(options.timeout), ": want more than 0, at most a year"));
+  }
+  if (!address.is_unix()) {
+    KVMILL_RETURN_IF_ERROR(CheckTlsFiles(options.tls));
+    KVMILL_RETURN_IF_ERROR(CheckToken(options));
   }
   KVMILL_RETURN_IF_ERROR(CheckNotForked());
   return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(address, options)));

@@ -49,6 +49,7 @@
 #include "client/page_store.h"
 #include "client/server_address.h"
 #include "client/ticket.h"
+#include "client/tls/tls_files.h"
 #include "storage/core/block_key.h"
 #include "storage/core/namespace.h"
 #include "storage/core/page_layout.h"
@@ -349,6 +350,11 @@ class Client {
   struct Options {
     std::string address;                         // As ParseServerAddress takes it.
     absl::Duration timeout = absl::Seconds(10);  // Of calls whose CallOptions say nothing. Finite.
+    // Over TCP: none is for a daemon that was started with --insecure. Not used on a unix socket.
+    TlsFiles tls;
+    // Shows who this is in place of a certificate. 1 to 4,096 printable ASCII characters other than
+    // spaces; over TCP it needs `tls`.
+    std::string token;
     DataPath path = DataPath::kAuto;
     // UCX without encryption: the network is trusted. The daemon must say so too.
     bool data_plane_plaintext = false;

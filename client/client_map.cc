@@ -32,10 +32,11 @@ absl::StatusOr<std::uint32_t> LeaseMs(absl::Duration lease) {
 
 Client::Impl::Impl(const ServerAddress& address, const Options& options)
     : options_(options), local_(address.is_unix()), pid_(getpid()) {
-  connection_ = std::make_unique<Connection>(address, [this](std::uint64_t pass) {
-    session_->PassLost(pass);
-    maps_->PassLost();
-  });
+  connection_ = std::make_unique<Connection>(
+      address, Connection::Identity{options.tls, options.token}, [this](std::uint64_t pass) {
+        session_->PassLost(pass);
+        maps_->PassLost();
+      });
   SessionNotices notices;
   if (options.on_session_event) {
     const auto say = options.on_session_event;

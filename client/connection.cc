@@ -2,14 +2,15 @@
 
 #include <grpc/grpc.h>
 #include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 
 #include <cstdlib>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/channel_args.h"
 #include "client/convert.h"
 #include "client/door_protocol.h"
+#include "client/tls/tls_credentials.h"
 #include "storage/core/log.h"
 
 namespace kvmill {
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int kReceiveBytesMax = 16 << 20;  // Of one message; the daemon sends far smaller ones.
 
-std::shared_ptr<grpc::Channel> MakeChannel(const ServerAddress& address) {
+std::shared_ptr<grpc::Channel> MakeChannel(const ServerAddress& address, const TlsFiles& tls) {
   grpc::ChannelArguments args;
   for (const auto& [name, value] : BulkChannelArgs()) args.SetInt(name, value);
   // Each channel has a connection of its own, so that dropping one closes it.
@@ -34,8 +35,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const ServerAddress& address) {
   if (address.is_unix()) {
     // HTTP/2 wants an authority; a path is none.
     args.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
+    return grpc::CreateCustomChannel(address.ToString(), ChannelCredentialsOf({}), args);
   }
-  return grpc::CreateCustomChannel(address.ToString(), grpc::InsecureChannelCredentials(), args);
+  SetTlsArguments(tls, &args);
+  return grpc::CreateCustomChannel(address.ToString(), ChannelCredentialsOf(tls), args);
 }
 
 // The transport allocates and frees its receive buffers message by message. glibc returns heap ends
@@ -65,18 +68,19 @@ void KeepGrpcRunning() {
 
 }  // namespace
 
-Channel::Channel(const ServerAddress& address)
-    : channel(MakeChannel(address)),
+Channel::Channel(const ServerAddress& address, const TlsFiles& tls)
+    : channel(MakeChannel(address, tls)),
       engine(v1::Engine::NewStub(channel)),
       cache(v1::Cache::NewStub(channel)),
       admin(v1::Admin::NewStub(channel)),
       ticket(v1::Ticket::NewStub(channel)),
-      redeems([address] { return v1::Ticket::NewStub(MakeChannel(address)); }),
+      redeems([address, tls] { return v1::Ticket::NewStub(MakeChannel(address, tls)); }),
       peer(v1::Peer::NewStub(channel)),
       generic(channel) {}
 
-Connection::Connection(const ServerAddress& address, std::function<void(std::uint64_t)> pass_lost)
-    : address_(address) {
+Connection::Connection(const ServerAddress& address, Identity identity,
+                       std::function<void(std::uint64_t)> pass_lost)
+    : address_(address), identity_(std::move(identity)) {
   KeepHeapWarm();
   KeepGrpcRunning();
   threads_.emplace_back([this] { RunTasks(); });
@@ -105,7 +109,7 @@ Connection::~Connection() {
 
 ChannelPtr Connection::channel() {
   MutexLock lock(mu_);
-  if (channel_ == nullptr) channel_ = std::make_shared<Channel>(address_);
+  if (channel_ == nullptr) channel_ = std::make_shared<Channel>(address_, identity_.tls);
   return channel_;
 }
 
@@ -130,6 +134,9 @@ void Connection::Admit(grpc::ClientContext* call, Deadline deadline,
     return;
   }
   if (door_ == nullptr) {
+    if (!identity_.token.empty()) {
+      call->AddMetadata(kTokenMetadata, absl::StrCat(kTokenScheme, identity_.token));
+    }
     start({absl::OkStatus()});
     return;
   }

@@ -20,6 +20,7 @@
 #include "client/door_client.h"
 #include "client/server_address.h"
 #include "client/stub_pool.h"
+#include "client/tls/tls_files.h"
 #include "kvmill/v1/admin.grpc.pb.h"
 #include "kvmill/v1/cache.grpc.pb.h"
 #include "kvmill/v1/engine.grpc.pb.h"
@@ -30,9 +31,9 @@
 namespace kvmill {
 
 // One HTTP/2 connection, made when first used and again after it broke; and others for calls that
-// last as long as a prefill.
+// last as long as a prefill. Over TCP, as `tls` says.
 struct Channel {
-  explicit Channel(const ServerAddress& address);
+  Channel(const ServerAddress& address, const TlsFiles& tls);
 
   const std::shared_ptr<grpc::Channel> channel;  // gRPC's own type of ownership.
   const std::unique_ptr<v1::Engine::Stub> engine;
@@ -71,12 +72,20 @@ class MemberCompletion final : public Completion {
 //
 // Calls over a unix socket carry the token that the daemon's local door gave
 // (client/door_client.h); whoever has none yet waits for it, up to its deadline, without a thread.
+// Those over TLS carry the token of the identity, if it has one.
 class Connection {
  public:
   using Deadline = std::chrono::system_clock::time_point;
 
+  // Who the client is to a daemon that it reaches over TCP.
+  struct Identity {
+    TlsFiles tls;
+    std::string token;  // Empty: none. With TLS only.
+  };
+
   // `pass_lost`: of DoorClient.
-  Connection(const ServerAddress& address, std::function<void(std::uint64_t)> pass_lost);
+  Connection(const ServerAddress& address, Identity identity,
+             std::function<void(std::uint64_t)> pass_lost);
   // Cancels running calls and waits until every one has ended.
   ~Connection();
 
@@ -125,6 +134,7 @@ class Connection {
   void RunQueue();
 
   const ServerAddress address_;
+  const Identity identity_;
   mutable Mutex mu_;
   CondVar changed_;
   ChannelPtr channel_ ABSL_GUARDED_BY(mu_);

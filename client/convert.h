@@ -26,6 +26,10 @@ absl::Status CheckProtocolVersion(std::uint32_t theirs);
 
 // Initial metadata of every reply: the daemon's boot id in lower-case hex.
 inline constexpr const char* kBootIdMetadata = "kvmill-boot-id";
+// Initial metadata of calls over TLS whose client has a token (RFC 6750): the scheme, then the
+// token.
+inline constexpr const char* kTokenMetadata = "authorization";
+inline constexpr const char* kTokenScheme = "Bearer ";
 
 void ToProto(const NamespaceSpec& spec, v1::NamespaceSpec* out);
 // The tenant stays empty.

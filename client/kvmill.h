@@ -184,6 +184,15 @@ typedef struct kvmill_client_options {
                          "cuda", "cuda:N", or "host", which stands in for one in tests. Null: none.
                          UNAVAILABLE says what is missing. It goes with the client and the last of
                          its mapped blocks. */
+  /* Since 2.3. TLS of a connection over TCP: PEM files, read again when they change. Null: none.
+     tls_ca: the authorities of the daemon's certificate; without it there is no TLS, which a daemon
+     takes with --insecure only. */
+  const char* tls_ca;
+  const char* tls_certificate; /* The client's own, and its key; both or none. */
+  const char* tls_key;
+  const char*
+      tls_server_name; /* In the daemon's certificate, where it is not the address's host. */
+  const char* token;   /* Shows who the client is in place of a certificate. Needs tls_ca. */
 } kvmill_client_options;
 
 struct kvmill_elsewhere;

@@ -73,9 +73,9 @@ absl::StatusOr<RunQuery> QueryFromProto(const v1::WhereRequest& request) {
 absl::Status AdminService::Enter(grpc::ServerContextBase* call, absl::string_view method,
                                  bool audited) const {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
-  absl::Status allowed;
-  if (gate_.on_main_server()) allowed = context_.callers.Identify(*call).status();
-  if (allowed.ok()) allowed = gate_.Check(call->peer());
+  const absl::StatusOr<Caller> caller = context_.callers.Identify(*call);
+  absl::Status allowed = caller.status();
+  if (allowed.ok()) allowed = gate_.Check(call->peer(), caller->admin);
   if (!allowed.ok() || audited) {
     LogInfo(absl::StrCat("admin ", method, " by ", call->peer(), ": ",
                          allowed.ok() ? "accepted" : allowed.message()));

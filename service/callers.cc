@@ -1,13 +1,45 @@
 #include "service/callers.h"
 
+#include <grpcpp/security/auth_context.h>
+
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "client/convert.h"
 #include "client/door_protocol.h"
+#include "storage/core/status_macros.h"
 
 namespace kvmill {
+namespace {
+
+// Of a certificate, as gRPC names what it read there.
+constexpr const char* kNameProperties[] = {"peer_dns", "peer_uri"};
+constexpr const char* kCommonNameProperty = "x509_common_name";
+
+absl::string_view MetadataOf(const grpc::ServerContextBase& call, const char* key) {
+  const auto it = call.client_metadata().find(key);
+  if (it == call.client_metadata().end()) return "";
+  return absl::string_view(it->second.data(), it->second.size());
+}
+
+Credentials ShownBy(const grpc::ServerContextBase& call) {
+  Credentials shown;
+  shown.authorization = std::string(MetadataOf(call, kTokenMetadata));
+  const std::shared_ptr<const grpc::AuthContext> context = call.auth_context();
+  if (context == nullptr) return shown;
+  const auto add = [&](const char* property) {
+    for (const grpc::string_ref name : context->FindPropertyValues(property)) {
+      shown.names.emplace_back(name.data(), name.size());
+    }
+  };
+  for (const char* const property : kNameProperties) add(property);
+  if (shown.names.empty()) add(kCommonNameProperty);
+  return shown;
+}
+
+}  // namespace
 
 std::string TenantOf(uid_t uid, uid_t own_uid) {
   if (uid == own_uid || uid == 0) return kDefaultTenant;
@@ -32,18 +64,14 @@ std::string HostOfPeer(absl::string_view peer) {
 }
 
 absl::StatusOr<Caller> Callers::Identify(const grpc::ServerContextBase& call) const {
-  absl::string_view token;
-  const auto it = call.client_metadata().find(kDoorTokenMetadata);
-  if (it != call.client_metadata().end()) {
-    token = absl::string_view(it->second.data(), it->second.size());
+  if (const std::optional<uid_t> uid = peers_.UidOf(call.peer()); uid.has_value()) {
+    return IdentifyLocal(*uid, MetadataOf(call, kDoorTokenMetadata));
   }
-  return Identify(call.peer(), token);
+  KVMILL_ASSIGN_OR_RETURN(const Identities::Identity identity, identities_.Identify(ShownBy(call)));
+  return Caller{identity.tenant, 0, identity.node, identity.admin};
 }
 
-absl::StatusOr<Caller> Callers::Identify(absl::string_view peer,
-                                         absl::string_view token_hex) const {
-  const std::optional<uid_t> uid = peers_.UidOf(peer);
-  if (!uid.has_value()) return Caller{kDefaultTenant, 0};
+absl::StatusOr<Caller> Callers::IdentifyLocal(uid_t uid, absl::string_view token_hex) const {
   if (token_hex.empty()) {
     return absl::UnauthenticatedError(
         absl::StrCat("a call on the daemon's socket needs the token of its local door: connect to "
@@ -56,10 +84,9 @@ absl::StatusOr<Caller> Callers::Identify(absl::string_view peer,
         "the token is not one of this daemon's local door: the connection to the door ended, or "
         "the daemon was restarted; connect to the door again");
   }
-  if (guest->uid != *uid) {
+  if (guest->uid != uid) {
     return absl::PermissionDeniedError(absl::StrCat("the token of the local door belongs to uid ",
-                                                    guest->uid, ", the call comes from uid ",
-                                                    *uid));
+                                                    guest->uid, ", the call comes from uid ", uid));
   }
   return Caller{TenantOf(guest->uid, own_uid_), guest->client};
 }

@@ -6,15 +6,18 @@
 #include <sys/types.h>
 
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "service/identities.h"
 #include "service/local_door.h"
 #include "service/local_peers.h"
 
 namespace kvmill {
 
-// The tenant of the daemon's own uid and root, and for now of everybody who comes over TCP.
+// The tenant of the daemon's own uid and root, and of everybody who comes over TCP and of whom
+// nobody says otherwise (service/identities.h).
 inline constexpr const char* kDefaultTenant = "default";
 
 // Of a local client: kDefaultTenant, or "uid-N".
@@ -27,6 +30,8 @@ std::string HostOfPeer(absl::string_view peer);
 struct Caller {
   std::string tenant;
   DoorClientId door_client = 0;  // 0: not local.
+  bool node = false;             // Of the cluster.
+  bool admin = false;            // On the --admin listener.
   // Runs the daemon, or is trusted with all of it: sees totals over all tenants.
   bool sees_all() const { return tenant == kDefaultTenant; }
 };
@@ -34,19 +39,25 @@ struct Caller {
 // Thread-safe.
 class Callers {
  public:
-  Callers(const LocalPeers& peers, const LocalDoor& door, uid_t own_uid)
-      : peers_(peers), door_(door), own_uid_(own_uid) {}
+  // `identities`: of those who come over TCP.
+  Callers(const LocalPeers& peers, const LocalDoor& door, uid_t own_uid,
+          Identities identities = Identities())
+      : peers_(peers), door_(door), own_uid_(own_uid), identities_(std::move(identities)) {}
 
   // UNAUTHENTICATED: a call on the socket without the token of the door, or with one that this
-  // daemon does not know (any more). PERMISSION_DENIED: with the token of another user.
+  // daemon does not know (any more). PERMISSION_DENIED: with the token of another user. Over TCP
+  // as Identities::Identify.
   absl::StatusOr<Caller> Identify(const grpc::ServerContextBase& call) const;
-  // The same with what a call carries: its peer as gRPC names it, and its token ("" without).
-  absl::StatusOr<Caller> Identify(absl::string_view peer, absl::string_view token_hex) const;
+  // Of a local caller the same with what the call carries: its token ("" without).
+  absl::StatusOr<Caller> IdentifyLocal(uid_t uid, absl::string_view token_hex) const;
+
+  const Identities& identities() const { return identities_; }
 
  private:
   const LocalPeers& peers_;
   const LocalDoor& door_;
   const uid_t own_uid_;
+  const Identities identities_;
 };
 
 }  // namespace kvmill

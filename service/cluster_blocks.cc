@@ -45,7 +45,7 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& opti
       answers_(loop, store, PointerTable::Options()),
       health_(loop.clock()),
       pull_(loop, store, options.pull),
-      peers_(loop, options.self, PullerOf(pull_)),
+      peers_(loop, options.self, PullerOf(pull_), options.pull.tls),
       lookup_(
           loop, peers_, health_,
           {.self_id = options.self.id,

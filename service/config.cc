@@ -10,11 +10,13 @@
 #include <functional>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "client/door_protocol.h"
 #include "client/server_address.h"
 #include "client/transport/ucx_transport.h"
@@ -41,6 +43,15 @@ Option Text(const char* name, const char* value_name, const char* help,
             return absl::OkStatus();
           },
           [member](const Config& c) { return c.*member; }};
+}
+
+Option TlsFile(const char* name, const char* help, std::string TlsFiles::*member) {
+  return {{name, "FILE", help},
+          [member](absl::string_view value, Config* c) {
+            c->tls.*member = std::string(value);
+            return absl::OkStatus();
+          },
+          [member](const Config& c) { return c.tls.*member; }};
 }
 
 Option Address(const char* name, const char* help, std::string Config::*member) {
@@ -146,7 +157,28 @@ const std::vector<Option>& Options() {
       Switch("data-plane-plaintext",
              "Do not encrypt the data plane: the network is trusted. Clients must say so too.",
              &Config::data_plane_plaintext),
-      Switch("insecure", "Allow TCP listeners without TLS.", &Config::insecure),
+      Switch("insecure", "TCP listeners without TLS: whoever reaches them may do everything.",
+             &Config::insecure),
+      TlsFile("tls-cert",
+              "PEM certificate of this node, for its clients and for its peers: of server and of "
+              "client authentication.",
+              &TlsFiles::certificate),
+      TlsFile("tls-key", "PEM key of that certificate.", &TlsFiles::key),
+      TlsFile("tls-ca", "PEM authorities of the certificates of clients and peers.", &TlsFiles::ca),
+      {{"tls-server-name", "NAME",
+        "Name in the certificates of peers; none: the host of each one's address."},
+       [](absl::string_view value, Config* c) {
+         c->tls.server_name = std::string(value);
+         return absl::OkStatus();
+       },
+       [](const Config& c) { return c.tls.server_name; }},
+      Text("tls-peers", "NAME,...",
+           "Names of certificates that are nodes'; none: the names of --tls-cert.",
+           &Config::tls_peers),
+      Text("tenants", "FILE",
+           "Which certificates and tokens stand for which tenant (docs/security.md); none: every "
+           "certificate of --tls-ca for the daemon's own.",
+           &Config::tenants),
       Text("data-dir", "DIR", "Directory of the disk tier; none: no disk tier.", &Config::data_dir),
       Bytes("host-bytes", "Host memory for blocks.", &Config::host_bytes, kHostBytesMin),
       OneOf("huge-pages",
@@ -247,6 +279,30 @@ std::string WithoutPassword(absl::string_view value) {
   return absl::StrCat(value.substr(0, begin + 3), "...", value.substr(end));
 }
 
+absl::Status CheckTls(const Config& config) {
+  const bool any = config.tls.enabled() || !config.tls.certificate.empty() ||
+                   !config.tls.key.empty() || !config.tls.server_name.empty();
+  if (!any) {
+    for (const auto& [name, value] :
+         {std::pair<const char*, const std::string&>("tls-peers", config.tls_peers),
+          {"tenants", config.tenants}}) {
+      if (value.empty()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", name, " ", value, ": needs --tls-cert, --tls-key and --tls-ca"));
+    }
+    return absl::OkStatus();
+  }
+  if (config.insecure) {
+    return absl::InvalidArgumentError("--insecure with --tls-...: want one of them");
+  }
+  if (!config.tls.enabled() || config.tls.certificate.empty() || config.tls.key.empty()) {
+    return absl::InvalidArgumentError(
+        "TLS wants --tls-cert, --tls-key and --tls-ca, all three of them");
+  }
+  KVMILL_RETURN_IF_ERROR(CheckTlsFiles(config.tls));
+  return MakeIdentities(config).status();
+}
+
 }  // namespace
 
 const std::vector<OptionInfo>& ConfigOptions() {
@@ -341,12 +397,14 @@ absl::Status CheckConfig(const Config& config) {
   for (const auto& [name, value] :
        {std::pair<const char*, const std::string&>("listen", config.listen),
         {"admin", config.admin}}) {
-    if (!value.empty() && !config.insecure) {
+    if (!value.empty() && !config.insecure && !config.tls.enabled()) {
       return absl::FailedPreconditionError(
           absl::StrCat("--", name, " ", value,
-                       ": a TCP listener without TLS needs --insecure (this version has no TLS)"));
+                       ": a TCP listener wants --tls-cert, --tls-key and --tls-ca, or, where "
+                       "whoever reaches it may do everything, --insecure"));
     }
   }
+  if (const absl::Status status = CheckTls(config); !status.ok()) return status;
   // Again, of a Config that nobody parsed.
   const struct {
     const char* name;
@@ -362,6 +420,17 @@ absl::Status CheckConfig(const Config& config) {
     }
   }
   return CheckCluster(config);
+}
+
+absl::StatusOr<Identities> MakeIdentities(const Config& config) {
+  if (!config.tls.enabled()) return Identities();
+  std::vector<std::string> nodes = absl::StrSplit(config.tls_peers, ',', absl::SkipWhitespace());
+  if (nodes.empty()) {
+    KVMILL_ASSIGN_OR_RETURN(nodes, NamesOfCertificate(config.tls.certificate));
+  }
+  Identities identities(std::move(nodes));
+  if (!config.tenants.empty()) KVMILL_RETURN_IF_ERROR(identities.Read(config.tenants));
+  return identities;
 }
 
 absl::StatusOr<HostPort> ParseUcxAddress(absl::string_view text) {

@@ -14,6 +14,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "client/server_address.h"
+#include "client/tls/tls_files.h"
+#include "service/identities.h"
 
 namespace kvmill {
 
@@ -38,7 +40,10 @@ struct Config {
   std::string ucx;      // HOST or HOST:PORT; empty: no data plane.
   bool data_plane_plaintext = false;
   bool insecure = false;
-  std::string data_dir;  // Empty: no disk tier.
+  TlsFiles tls;           // Of --listen and --admin, and of connections to peers.
+  std::string tls_peers;  // Names, separated by commas; empty: those of `tls.certificate`.
+  std::string tenants;    // A file; empty: none.
+  std::string data_dir;   // Empty: no disk tier.
   std::uint64_t host_bytes = std::uint64_t{4} << 30;
   std::string huge_pages = "auto";  // auto, on or off.
   std::uint64_t gpu_bytes = 0;
@@ -86,9 +91,13 @@ absl::Status ApplyYamlFile(const std::string& path, Config* config);
 // The whole configuration as YAML that ApplyYamlFile reads back to the same.
 std::string ToYaml(const Config& config);
 
-// What needs several options, or this build, to decide: a TCP listener without --insecure, a
+// What needs several options, files, or this build, to decide: a TCP listener without TLS, a
 // cluster. FAILED_PRECONDITION or INVALID_ARGUMENT with value and remedy.
 absl::Status CheckConfig(const Config& config);
+
+// Who may come over TCP, as config.tls, tls_peers and tenants say. Reads the files.
+// INVALID_ARGUMENT.
+absl::StatusOr<Identities> MakeIdentities(const Config& config);
 
 // Config::ucx as an address: port 0 where it has none. INVALID_ARGUMENT.
 absl::StatusOr<HostPort> ParseUcxAddress(absl::string_view text);

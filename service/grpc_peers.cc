@@ -1,7 +1,6 @@
 #include "service/grpc_peers.h"
 
 #include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "client/channel_args.h"
 #include "client/convert.h"
 #include "client/stub_pool.h"
+#include "client/tls/tls_credentials.h"
 #include "service/peer_codec.h"
 #include "service/ticket_codec.h"
 #include "storage/core/check.h"
@@ -27,8 +27,9 @@ constexpr int kAnswerBytesMax = 2 << 20;
 constexpr ReconnectMs kReconnect{.first = 50, .last = 1000, .connect = 1000};
 constexpr std::size_t kMessageBytesOfPeer = 256;  // Of its errors, for ours.
 
-grpc::ChannelArguments ChannelArguments() {
+grpc::ChannelArguments ChannelArguments(const TlsFiles& tls) {
   grpc::ChannelArguments arguments;
+  SetTlsArguments(tls, &arguments);
   arguments.SetMaxReceiveMessageSize(kAnswerBytesMax);
   for (const auto& [name, value] : MemberChannelArgs(kReconnect)) arguments.SetInt(name, value);
   return arguments;
@@ -45,14 +46,14 @@ absl::Status ErrorOf(const grpc::Status& status, const std::string& peer) {
 }  // namespace
 
 struct GrpcPeers::Link {
-  explicit Link(const Member& member)
+  Link(const Member& member, const TlsFiles& tls)
       : incarnation(member.incarnation),
         address(member.address),
-        stub(Connect(address)),
-        waiting([of = address] { return Connect(of); }) {}
-  static std::unique_ptr<v1::Peer::Stub> Connect(const std::string& address) {
+        stub(Connect(address, tls)),
+        waiting([of = address, tls] { return Connect(of, tls); }) {}
+  static std::unique_ptr<v1::Peer::Stub> Connect(const std::string& address, const TlsFiles& tls) {
     return v1::Peer::NewStub(grpc::CreateCustomChannel(
-        absl::StrCat("dns:///", address), grpc::InsecureChannelCredentials(), ChannelArguments()));
+        absl::StrCat("dns:///", address), ChannelCredentialsOf(tls), ChannelArguments(tls)));
   }
   bool IsFor(const Member& member) const {
     return incarnation == member.incarnation && address == member.address;
@@ -65,10 +66,11 @@ struct GrpcPeers::Link {
   StubPool<v1::Peer::Stub> waiting;
 };
 
-GrpcPeers::GrpcPeers(Loop& loop, const Member& self, Puller puller)
+GrpcPeers::GrpcPeers(Loop& loop, const Member& self, Puller puller, const TlsFiles& tls)
     : loop_(loop),
       self_(self),
       puller_(std::move(puller)),
+      tls_(tls),
       inbox_(std::make_shared<LoopInbox>(loop)) {}
 
 GrpcPeers::~GrpcPeers() {
@@ -82,7 +84,7 @@ GrpcPeers::~GrpcPeers() {
 
 GrpcPeers::LinkPtr GrpcPeers::LinkOf(const Member& member) {
   LinkPtr& link = links_[member.id];
-  if (link == nullptr || !link->IsFor(member)) link = std::make_shared<Link>(member);
+  if (link == nullptr || !link->IsFor(member)) link = std::make_shared<Link>(member, tls_);
   return link;
 }
 

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "client/tls/tls_files.h"
 #include "kvmill/v1/peer.grpc.pb.h"
 #include "service/cluster/cluster_view.h"
 #include "service/cluster/loop.h"
@@ -38,8 +39,8 @@ class GrpcPeers final : public Peers {
     std::function<void(CallId call)> cancel;
   };
 
-  // `self`: who says what Announce, HandOver and Compare say.
-  GrpcPeers(Loop& loop, const Member& self, Puller puller);
+  // `self`: who says what Announce, HandOver and Compare say. `tls`: of the connections.
+  GrpcPeers(Loop& loop, const Member& self, Puller puller, const TlsFiles& tls = {});
   // Cancels what runs, and waits moments until gRPC has let go of it.
   ~GrpcPeers() override;
 
@@ -107,6 +108,7 @@ class GrpcPeers final : public Peers {
   Loop& loop_;
   const Member self_;
   const Puller puller_;
+  const TlsFiles tls_;
   const std::shared_ptr<LoopInbox> inbox_;
   CallId next_ = 1;
   std::map<CallId, Call> calls_;  // But for pulls.

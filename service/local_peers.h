@@ -33,12 +33,11 @@ class AdminGate {
  public:
   // The main server: only local connections of `own_uid` and root.
   AdminGate(const LocalPeers& peers, uid_t own_uid) : peers_(&peers), own_uid_(own_uid) {}
-  // The --admin listener: everybody who can connect.
+  // The --admin listener: whoever is an administrator.
   AdminGate() = default;
 
-  bool on_main_server() const { return peers_ != nullptr; }
-  // PERMISSION_DENIED says where admin calls are allowed.
-  absl::Status Check(const std::string& peer) const;
+  // PERMISSION_DENIED says where admin calls are allowed, and for whom. `admin`: of the caller.
+  absl::Status Check(const std::string& peer, bool admin) const;
 
  private:
   const LocalPeers* peers_ = nullptr;

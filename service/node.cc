@@ -24,6 +24,7 @@
 #include "client/convert.h"
 #include "client/door_protocol.h"
 #include "client/server_address.h"
+#include "client/tls/tls_credentials.h"
 #include "client/transport/ucx_transport.h"
 #include "client/units.h"
 #include "service/admin_service.h"
@@ -155,6 +156,7 @@ class Node::Impl {
   std::unique_ptr<Ticker> session_ticker_;
   std::unique_ptr<ServiceContext> context_;
   LocalPeers peers_;
+  std::shared_ptr<grpc::ServerCredentials> tcp_credentials_;  // Of --listen and --admin.
   std::unique_ptr<Callers> callers_;
   std::unique_ptr<CacheService> cache_;
   std::unique_ptr<EngineService> engine_;
@@ -184,7 +186,11 @@ absl::Status Node::Impl::Start() {
   door_options.path = DoorPath(config_.socket);
   door_options.boot_id = boot_id;
   KVMILL_ASSIGN_OR_RETURN(door_, LocalDoor::Create(door_options, clock_));
-  callers_ = std::make_unique<Callers>(peers_, *door_, geteuid());
+  KVMILL_ASSIGN_OR_RETURN(Identities identities, MakeIdentities(config_));
+  tcp_credentials_ = config_.tls.enabled()
+                         ? ServerCredentialsOf(config_.tls, identities.has_tokens())
+                         : grpc::InsecureServerCredentials();
+  callers_ = std::make_unique<Callers>(peers_, *door_, geteuid(), std::move(identities));
   KVMILL_RETURN_IF_ERROR(OpenDevices());
   KVMILL_RETURN_IF_ERROR(OpenStore());
   std::uint32_t threads = config_.encode_threads;
@@ -355,7 +361,7 @@ absl::Status Node::Impl::StartMainServer() {
   HostPort address;
   if (!config_.listen.empty()) {
     KVMILL_ASSIGN_OR_RETURN(address, ParseHostPort(config_.listen));
-    builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort(config_.listen, tcp_credentials_, &port);
   }
   main_server_ = builder.BuildAndStart();
   if (main_server_ == nullptr || port == 0) {
@@ -378,7 +384,7 @@ absl::Status Node::Impl::StartAdminServer() {
   SetCommonArguments(builder);
   builder.RegisterService(remote_admin_.get());
   int port = -1;
-  builder.AddListeningPort(config_.admin, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(config_.admin, tcp_credentials_, &port);
   admin_server_ = builder.BuildAndStart();
   if (admin_server_ == nullptr || port <= 0) {
     return absl::UnavailableError(absl::StrCat("--admin ", config_.admin, ": cannot listen there"));
@@ -433,12 +439,14 @@ absl::Status Node::Impl::StartCluster() {
   blocks.replication.ramp_nanos = kReplicationRamp.count();
   blocks.held = held_.get();
   blocks.pull.data_plane_plaintext = config_.data_plane_plaintext;
+  blocks.pull.tls = config_.tls;
   ClusterTickets::Options tickets;
   tickets.held_bytes_max =
       static_cast<std::uint64_t>(kHeldShareMax * static_cast<double>(config_.host_bytes));
   tickets.copied_bytes_max =
       static_cast<std::uint64_t>(kCopiedShareMax * static_cast<double>(config_.host_bytes));
   tickets.pulls.data_plane_plaintext = config_.data_plane_plaintext;
+  tickets.pulls.tls = config_.tls;
   KVMILL_ASSIGN_OR_RETURN(cluster_, ClusterNode::Start(clock_, *store_, membership, blocks, tickets,
                                                        [&etcd](Loop& loop) {
                                                          return EtcdRegistry::Create(etcd, loop);
@@ -465,6 +473,7 @@ std::string Node::Impl::ReadyLine() const {
       {"socket", config_.socket},
       {"listen", text_or_null(listen_address_)},
       {"admin", text_or_null(admin_address_)},
+      {"tls", config_.tls.enabled()},
       {"metrics", text_or_null(http_ == nullptr ? "" : http_->address().ToString())},
       {"ucx", text_or_null(data_plane_ == nullptr ? "" : data_plane_->addresses().front())},
       {"data_dir", text_or_null(config_.data_dir)},

@@ -217,6 +217,7 @@ absl::StatusOr<PeerPull::LinkPtr> PeerPull::LinkOf(const Member& member) {
   options.address = member.address;
   options.path = options_.path;
   options.data_plane_plaintext = options_.data_plane_plaintext;
+  options.tls = options_.tls;
   options.encode_threads = 1;  // It neither encodes nor verifies.
   KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<Client> client, Client::Create(options));
   auto link = std::make_shared<Link>();

@@ -45,6 +45,7 @@ class PeerPull final {
   struct Options {
     DataPath path = DataPath::kAuto;
     bool data_plane_plaintext = false;  // As this node's own data plane.
+    TlsFiles tls;                       // Of connections to peers.
     struct Limit {
       std::size_t blocks = 0;
       std::uint64_t bytes = 0;

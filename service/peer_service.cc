@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/convert.h"
 #include "service/answer.h"
 #include "service/cluster_tickets.h"
@@ -26,6 +28,11 @@ absl::StatusOr<PeerAnswers*> PeerService::Admit(grpc::CallbackServerContext& cal
   KVMILL_ASSIGN_OR_RETURN(const Caller caller, Enter(context_, call));
   if (caller.door_client != 0) {
     return absl::PermissionDeniedError("this is for nodes of the cluster, which come by --listen");
+  }
+  if (!caller.node) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "this is for nodes of the cluster, which show a certificate of \"",
+        absl::StrJoin(context_.callers.identities().nodes(), "\", \""), "\" (--tls-peers)"));
   }
   KVMILL_RETURN_IF_ERROR(CheckMeantFor(request.incarnation(), context_.boot_id));
   PeerAnswers* const answers = context_.peer_answers.load(std::memory_order_acquire);

@@ -179,6 +179,7 @@ absl::StatusOr<TicketPulls::LinkPtr> TicketPulls::LinkOf(const Member& member) {
   options.address = member.address;
   options.path = options_.path;
   options.data_plane_plaintext = options_.data_plane_plaintext;
+  options.tls = options_.tls;
   options.encode_threads = 1;
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(options);
   if (!client.ok()) return absl::UnavailableError(client.status().message());

@@ -36,6 +36,7 @@ class TicketPulls final : public TicketPeers {
     Member self;
     DataPath path = DataPath::kAuto;
     bool data_plane_plaintext = false;  // As this node's own data plane.
+    TlsFiles tls;                       // Of connections to peers.
   };
   TicketPulls(Loop& loop, GrpcPeers& peers, StoreTicketCopies& copies, WorkerPool& workers,
               const Options& options);

@@ -206,6 +206,12 @@ absl::StatusOr<Client::Options> ClientOptionsOf(const kvmill_client_options& fro
         absl::StrCat("encode_threads ", from.encode_threads, ", at most ", kEncodeThreadsMax));
   }
   to.encode_threads = from.encode_threads;
+  const auto text = [](const char* given) { return given == nullptr ? "" : given; };
+  to.tls.ca = text(from.tls_ca);
+  to.tls.certificate = text(from.tls_certificate);
+  to.tls.key = text(from.tls_key);
+  to.tls.server_name = text(from.tls_server_name);
+  to.token = text(from.token);
   if (from.session_queue == nullptr) return to;
   KVMILL_RETURN_IF_ERROR(CheckProcess(from.session_queue->queue->pid()));
   // Not kept alive: its owner may destroy it before the client.

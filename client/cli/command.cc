@@ -1,11 +1,14 @@
 #include "client/cli/command.h"
 
 #include <exception>
+#include <fstream>
 #include <iostream>
 #include <map>
+#include <sstream>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "client/cli/human.h"
@@ -30,6 +33,16 @@ int ExitCodeOf(const absl::Status& status) {
   if (status.ok()) return kDone;
   if (status.GetPayload(kUsagePayload)) return kUsage;
   return absl::IsNotFound(status) ? kNotFound : kFailed;
+}
+
+// What editors put behind the token is none of it.
+absl::StatusOr<std::string> ReadTokenFile(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  if (file) text << file.rdbuf();
+  std::string token(absl::StripTrailingAsciiWhitespace(text.str()));
+  if (file && !token.empty()) return token;
+  return UsageError(absl::StrCat("--token-file ", path, ": want a file with a token"));
 }
 
 // What to do next, where the code alone tells.
@@ -60,9 +73,10 @@ absl::Status UsageError(absl::string_view message) {
   return status;
 }
 
-CommandLine::CommandLine(const std::string& default_server)
+CommandLine::CommandLine(const std::string& default_server, const std::string& token)
     : root_("kvmill: look after KV-cache tiles, in files and in a running kvmilld", "kvmill") {
   flags_.server = default_server;
+  flags_.token = token;
   root_.require_subcommand(1);
   root_.set_version_flag("--version", KVMILL_VERSION);
   root_.get_formatter()->column_width(34);
@@ -100,6 +114,24 @@ void CommandLine::AddCommonFlags(CLI::App& app) {
          "Longest wait for one answer of the daemon, as 500ms or 30s (default 60s)")
       ->group(group)
       ->type_name("DURATION");
+  const std::string remote = "To a daemon over TCP";
+  app.add_option("--tls-ca", flags_.tls.ca, "PEM authorities of the daemon's certificate")
+      ->group(remote)
+      ->type_name("FILE");
+  app.add_option("--tls-cert", flags_.tls.certificate, "PEM certificate to show, with --tls-key")
+      ->group(remote)
+      ->type_name("FILE");
+  app.add_option("--tls-key", flags_.tls.key, "PEM key of that certificate")
+      ->group(remote)
+      ->type_name("FILE");
+  app.add_option("--tls-server-name", flags_.tls.server_name,
+                 "Name in the daemon's certificate, where it is not the host of --server")
+      ->group(remote)
+      ->type_name("NAME");
+  app.add_option("--token-file", flags_.token_file,
+                 "File with the token to show; else KVMILL_TOKEN has it, if anything")
+      ->group(remote)
+      ->type_name("FILE");
 }
 
 CLI::App* CommandLine::Add(CLI::App& parent, const std::string& name, const std::string& summary,
@@ -203,6 +235,11 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonFlags& flags) {
   options.timeout = flags.timeout;
   options.path = flags.path;
   options.data_plane_plaintext = flags.data_plane_plaintext;
+  options.tls = flags.tls;
+  options.token = flags.token;
+  if (!flags.token_file.empty()) {
+    KVMILL_ASSIGN_OR_RETURN(options.token, ReadTokenFile(flags.token_file));
+  }
   return Client::Create(options);
 }
 

@@ -28,6 +28,10 @@ struct CommonFlags {
   // Of commands with AddPath.
   DataPath path = DataPath::kAuto;
   bool data_plane_plaintext = false;
+  // To a daemon over TCP.
+  TlsFiles tls;
+  std::string token_file;  // Empty: `token`.
+  std::string token;       // KVMILL_TOKEN; may be empty.
 };
 
 // Builds the command tree and runs the one that was asked for.
@@ -36,7 +40,7 @@ class CommandLine {
   // Returns OK, NOT_FOUND for a miss (exit 3), UsageError (exit 2), or any other error (exit 1).
   using Body = std::function<absl::Status()>;
 
-  explicit CommandLine(const std::string& default_server);
+  CommandLine(const std::string& default_server, const std::string& token);
   CommandLine(const CommandLine&) = delete;
   CommandLine& operator=(const CommandLine&) = delete;
 

@@ -9,7 +9,9 @@
 int main(int argc, char** argv) {
   using namespace kvmill::cli;  // NOLINT(google-build-using-namespace): the program is this.
   const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
-  CommandLine line("unix:" + kvmill::DefaultSocketPath(runtime_dir ? runtime_dir : ""));
+  const char* token = std::getenv("KVMILL_TOKEN");
+  CommandLine line("unix:" + kvmill::DefaultSocketPath(runtime_dir ? runtime_dir : ""),
+                   token == nullptr ? "" : token);
   AddTileCommands(line);
   AddStoreCommands(line);
   AddFetchCommands(line);

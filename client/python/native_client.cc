@@ -23,12 +23,16 @@ void CheckName(const std::string& name) {
   if (name.find('\0') != std::string::npos) Invalid("a name with a zero character");
 }
 
+// ca, certificate, key, server name, token: each may be empty.
+constexpr std::size_t kIdentityFields = 5;
+
 class Client {
  public:
   // What the session has to say comes out of `session`, with tag 0.
   Client(const std::string& address, std::uint64_t timeout_ms, const py::object& path,
          bool plaintext, const py::object& encode_in, const py::object& encode_threads,
-         const std::optional<std::string>& device, const Queue& session) {
+         const std::optional<std::string>& device, const std::vector<std::string>& identity,
+         const Queue& session) {
     if (address.find('\0') != std::string::npos) Invalid("an address with a zero character");
     auto options = Init<kvmill_client_options>();
     options.address = address.c_str();
@@ -41,6 +45,15 @@ class Client {
       if (device->find('\0') != std::string::npos) Invalid("a device with a zero character");
       options.device = device->c_str();
     }
+    if (identity.size() != kIdentityFields) Invalid("an identity that is not of five texts");
+    for (const std::string& text : identity) {
+      if (text.find('\0') != std::string::npos) Invalid("an identity with a zero character");
+    }
+    options.tls_ca = identity[0].c_str();
+    options.tls_certificate = identity[1].c_str();
+    options.tls_key = identity[2].c_str();
+    options.tls_server_name = identity[3].c_str();
+    options.token = identity[4].c_str();
     options.session_queue = session.get();
     Need(kvmill_client_create(&options, &client_));
   }
@@ -450,7 +463,8 @@ class Client {
 void AddClient(py::module_& m) {
   py::class_<Client>(m, "Client")
       .def(py::init<const std::string&, std::uint64_t, const py::object&, bool, const py::object&,
-                    const py::object&, const std::optional<std::string>&, const Queue&>())
+                    const py::object&, const std::optional<std::string>&,
+                    const std::vector<std::string>&, const Queue&>())
       .def("close", &Client::Close)
       .def_property_readonly("closed", &Client::closed)
       .def_property_readonly("boot_id", &Client::boot_id)

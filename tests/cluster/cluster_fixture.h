@@ -39,18 +39,17 @@ class ClusterTest : public DaemonTest {
  protected:
   void SetUp() override { ASSERT_TRUE(etcd_.Start()); }
 
+  // How nodes know each other and their clients.
+  virtual std::vector<std::string> Trust() const { return {"--insecure"}; }
   std::vector<std::string> ClusterArguments(const std::string& id, Millis lease) const {
-    return {"--cluster",
-            absl::StrCat("etcd://", etcd_.address().ToString()),
-            "--listen",
-            "127.0.0.1:0",
-            "--insecure",
-            "--node-id",
-            id,
-            "--lease-ttl",
-            absl::StrCat(lease.count() / 1000, "s"),
-            "--metrics",
-            "127.0.0.1:0"};
+    std::vector<std::string> arguments = {
+        "--cluster",   absl::StrCat("etcd://", etcd_.address().ToString()),
+        "--listen",    "127.0.0.1:0",
+        "--node-id",   id,
+        "--lease-ttl", absl::StrCat(lease.count() / 1000, "s"),
+        "--metrics",   "127.0.0.1:0"};
+    for (const std::string& argument : Trust()) arguments.push_back(argument);
+    return arguments;
   }
   // A daemon with a socket of its own, which a later one of the same name has again.
   void StartNode(const std::string& name, const std::string& id, Millis lease,

@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
 namespace kvmill::testing {
@@ -38,32 +36,6 @@ std::uint16_t FreePort() {
                      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0;
   close(fd);
   return bound ? ntohs(address.sin_port) : std::uint16_t{0};
-}
-
-TestCertificates::TestCertificates()
-    : ca_path_(directory_ / "ca.pem"),
-      certificate_path_(directory_ / "node.pem"),
-      key_path_(directory_ / "node.key") {
-  const std::string ca_key = directory_ / "ca.key";
-  const std::string request = directory_ / "node.csr";
-  const std::string extensions = directory_ / "node.ext";
-  std::ofstream(extensions) << "subjectAltName=DNS:localhost,IP:127.0.0.1,IP:::1\n"
-                               "extendedKeyUsage=serverAuth,clientAuth\n";
-  RunTool(KVMILL_OPENSSL,
-          {"req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-           "-subj", "/CN=test authority", "-days", "2", "-keyout", ca_key, "-out", ca_path_});
-  RunTool(KVMILL_OPENSSL, {"req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-                           "-subj", "/CN=node", "-keyout", key_path_, "-out", request});
-  RunTool(KVMILL_OPENSSL,
-          {"x509", "-req", "-in", request, "-CA", ca_path_, "-CAkey", ca_key, "-CAcreateserial",
-           "-days", "2", "-extfile", extensions, "-out", certificate_path_});
-}
-
-std::string TestCertificates::Read(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
 }
 
 EtcdProcess::EtcdProcess(const TestCertificates* certificates) : certificates_(certificates) {}

@@ -9,25 +9,23 @@
 
 #include "client/server_address.h"
 #include "tests/integration/daemon_process.h"
+#include "tests/integration/test_certificates.h"
 
 namespace kvmill::testing {
 
 // A TCP port of 127.0.0.1 that nobody had a moment ago.
 std::uint16_t FreePort();
 
-// An authority, and a certificate of 127.0.0.1, ::1 and localhost that serves both ends, made with
-// openssl.
+// An authority, and a certificate of 127.0.0.1, ::1 and localhost.
 class TestCertificates {
  public:
-  TestCertificates();
-  const std::string& ca_path() const { return ca_path_; }
-  const std::string& certificate_path() const { return certificate_path_; }
-  const std::string& key_path() const { return key_path_; }
-  static std::string Read(const std::string& path);
+  const std::string& ca_path() const { return authority_.ca_path(); }
+  const std::string& certificate_path() const { return node_.certificate; }
+  const std::string& key_path() const { return node_.key; }
 
  private:
-  TemporaryDirectory directory_;
-  std::string ca_path_, certificate_path_, key_path_;
+  TestAuthority authority_;
+  TestAuthority::Files node_ = authority_.Issue("node", TestAuthority::kLoopback);
 };
 
 // Not thread-safe. Ports and data stay through Kill and Start. The destructor kills it.

@@ -109,9 +109,9 @@ TEST(EtcdTlsTest, BothEndsProveWhoTheyAre) {
     return status;
   };
   EtcdOptions right;
-  right.ca_pem = TestCertificates::Read(certificates.ca_path());
-  right.certificate_pem = TestCertificates::Read(certificates.certificate_path());
-  right.key_pem = TestCertificates::Read(certificates.key_path());
+  right.ca_pem = ReadText(certificates.ca_path());
+  right.certificate_pem = ReadText(certificates.certificate_path());
+  right.key_pem = ReadText(certificates.key_path());
   ASSERT_THAT(right.key_pem, HasSubstr("PRIVATE KEY"));
   EXPECT_TRUE(list(right, etcd.address()).ok()) << list(right, etcd.address());
   // 127.0.0.2 is the same server, but not in its certificate.
@@ -121,11 +121,11 @@ TEST(EtcdTlsTest, BothEndsProveWhoTheyAre) {
   without_key.certificate_pem = without_key.key_pem = "";
   EXPECT_FALSE(list(without_key, etcd.address()).ok());
   EtcdOptions stranger = right;
-  stranger.certificate_pem = TestCertificates::Read(strangers.certificate_path());
-  stranger.key_pem = TestCertificates::Read(strangers.key_path());
+  stranger.certificate_pem = ReadText(strangers.certificate_path());
+  stranger.key_pem = ReadText(strangers.key_path());
   EXPECT_FALSE(list(stranger, etcd.address()).ok());
   EtcdOptions mistrusts = right;
-  mistrusts.ca_pem = TestCertificates::Read(strangers.ca_path());
+  mistrusts.ca_pem = ReadText(strangers.ca_path());
   EXPECT_EQ(list(mistrusts, etcd.address()).code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(list(EtcdOptions{}, etcd.address()).message()),
               HasSubstr("if it wants TLS: --etcd-ca FILE"));

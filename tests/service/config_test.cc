@@ -199,7 +199,7 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
   EXPECT_EQ(check({}), "");
   EXPECT_EQ(check({{"listen", "[::]:1"}, {"admin", "h:2"}, {"insecure", "true"}}), "");
   EXPECT_THAT(check({{"listen", "0.0.0.0:7171"}}), HasSubstr("--listen 0.0.0.0:7171: "));
-  EXPECT_THAT(check({{"listen", "0.0.0.0:7171"}}), HasSubstr("needs --insecure"));
+  EXPECT_THAT(check({{"listen", "0.0.0.0:7171"}}), HasSubstr("--insecure"));
   EXPECT_THAT(check({{"admin", "h:1"}}), HasSubstr("--admin h:1: "));
   EXPECT_EQ(check({{"gpu-bytes", "64MiB"}, {"device", "cuda:1"}}), "");
   EXPECT_THAT(check({{"gpu-bytes", "1MiB"}}),

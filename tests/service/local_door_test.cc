@@ -450,27 +450,23 @@ TEST_F(LocalDoorTest, ADeadProcessIsGoneThoughAChildHoldsItsConnection) {
 
 TEST_F(LocalDoorTest, CallsOnTheSocketNeedTheTokenOfTheirUser) {
   Open();
-  LocalPeers peers;
-  peers.Connected(7, getuid());
-  peers.Connected(8, getuid() + 1);
+  const LocalPeers peers;
   const Callers callers(peers, *door_, getuid());
   DoorClient client(options_.path, [](std::uint64_t) {});
   const Entering pass = Enter(client, std::chrono::seconds(10));
   ASSERT_TRUE(pass.ok());
-  const auto caller = callers.Identify("fd:7", (*pass)->token_hex);
+  const auto caller = callers.IdentifyLocal(getuid(), (*pass)->token_hex);
   ASSERT_TRUE(caller.ok()) << caller.status();
   EXPECT_EQ(caller->tenant, "default");
   EXPECT_NE(caller->door_client, 0u);
-  EXPECT_EQ(callers.Identify("fd:7", "").status().code(), absl::StatusCode::kUnauthenticated);
-  EXPECT_THAT(std::string(callers.Identify("fd:7", "").status().message()), HasSubstr(".door"));
-  EXPECT_EQ(callers.Identify("fd:7", std::string(64, 'a')).status().code(),
+  EXPECT_EQ(callers.IdentifyLocal(getuid(), "").status().code(),
             absl::StatusCode::kUnauthenticated);
-  EXPECT_EQ(callers.Identify("fd:8", (*pass)->token_hex).status().code(),
+  EXPECT_THAT(std::string(callers.IdentifyLocal(getuid(), "").status().message()),
+              HasSubstr(".door"));
+  EXPECT_EQ(callers.IdentifyLocal(getuid(), std::string(64, 'a')).status().code(),
+            absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(callers.IdentifyLocal(getuid() + 1, (*pass)->token_hex).status().code(),
             absl::StatusCode::kPermissionDenied);
-  const auto remote = callers.Identify("ipv4:127.0.0.1:9", "");
-  ASSERT_TRUE(remote.ok());
-  EXPECT_EQ(remote->door_client, 0u) << "an address makes nobody local";
-  EXPECT_EQ(callers.Identify("ipv4:127.0.0.1:9", (*pass)->token_hex)->door_client, 0u);
   EXPECT_EQ(TenantOf(0, 1000), "default");
   EXPECT_EQ(TenantOf(1000, 1000), "default");
   EXPECT_EQ(TenantOf(1001, 1000), "uid-1001");

@@ -257,16 +257,19 @@ TEST(LocalPeersTest, AdminIsForTheOwnUidAndRootOnTheSocketOnly) {
   peers.Connected(8, 0);
   peers.Connected(9, 1001);
   const AdminGate gate(peers, 1000);
-  EXPECT_TRUE(gate.Check("fd:7").ok());
-  EXPECT_TRUE(gate.Check("fd:8").ok());
-  EXPECT_THAT(std::string(gate.Check("fd:9").message()), HasSubstr("not for uid 1001"));
-  EXPECT_EQ(gate.Check("fd:9").code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_TRUE(gate.Check("fd:7", true).ok());
+  EXPECT_TRUE(gate.Check("fd:8", true).ok());
+  EXPECT_THAT(std::string(gate.Check("fd:9", true).message()), HasSubstr("not for uid 1001"));
+  EXPECT_EQ(gate.Check("fd:9", true).code(), absl::StatusCode::kPermissionDenied);
   for (const char* peer : {"fd:10", "fd:", "fd:7x", "ipv4:127.0.0.1:7", "unix:/x", ""}) {
-    EXPECT_EQ(gate.Check(peer).code(), absl::StatusCode::kPermissionDenied) << peer;
+    EXPECT_EQ(gate.Check(peer, true).code(), absl::StatusCode::kPermissionDenied) << peer;
   }
   peers.Connected(9, 1000);  // The descriptor was used again.
-  EXPECT_TRUE(gate.Check("fd:9").ok());
-  EXPECT_TRUE(AdminGate().Check("ipv4:127.0.0.1:7").ok());
+  EXPECT_TRUE(gate.Check("fd:9", true).ok());
+  EXPECT_TRUE(gate.Check("fd:9", false).ok()) << "the uid says enough";
+  EXPECT_TRUE(AdminGate().Check("ipv4:127.0.0.1:7", true).ok());
+  EXPECT_EQ(AdminGate().Check("ipv4:127.0.0.1:7", false).code(),
+            absl::StatusCode::kPermissionDenied);
 }
 
 }  // namespace

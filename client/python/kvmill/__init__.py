@@ -21,22 +21,22 @@ from kvmill._async_client import AsyncClient
 from kvmill._client import Client
 from kvmill._engine import (DeviceHandle, EngineGeometry, EngineLayers, EnginePlace, EngineRegion, PageBlock, SharedMemory)
 from kvmill._errors import (AbortedError, CallCancelledError, Code, DataLossError, DeadlineExceededError, Error,
-                            FailedPreconditionError, InvalidArgumentError, NotFoundError, ResourceExhaustedError,
-                            UnavailableError)
+                            FailedPreconditionError, InvalidArgumentError, NotFoundError, PermissionDeniedError,
+                            ResourceExhaustedError, UnauthenticatedError, UnavailableError)
 from kvmill._mapped import DeviceArray, HeadKind, Mapped, MappedBlock, MappedHead
 from kvmill._tickets import PromisedBlock, RedeemedBlock, RedeemResult, RedeemUpdate, TicketFate, TicketMiss
 from kvmill._types import (Attention, Block, DataPath, DType, EncodeIn, EngineElement, FetchedBlock, FetchResult, Frame,
                            LayerGroup, LookupResult, MapMemory, Namespace, NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
-                           Tail, Tier, TierUsage)
+                           Tail, Tier, TierUsage, Tls)
 
 __all__ = [
     "AbortedError", "AsyncClient", "Attention", "Block", "CallCancelledError", "Client", "Code", "DLPack", "DType",
     "DataLossError", "DataPath", "DeadlineExceededError", "DeviceArray", "DeviceHandle", "EncodeIn", "EngineElement", "EngineGeometry", "EngineLayers",
     "EnginePlace", "EngineRegion", "Error", "FailedPreconditionError", "FetchResult", "FetchedBlock", "Frame", "HeadKind",
     "InvalidArgumentError", "LayerGroup", "LookupResult", "MapMemory", "Mapped", "MappedBlock", "MappedHead", "Namespace",
-    "NamespaceSpec", "NotFoundError", "Outcome", "PageBlock", "Paged", "PromisedBlock", "RedeemResult", "RedeemUpdate",
+    "NamespaceSpec", "NotFoundError", "Outcome", "PageBlock", "Paged", "PermissionDeniedError", "PromisedBlock", "RedeemResult", "RedeemUpdate",
     "RedeemedBlock", "ResourceExhaustedError", "SessionEvent", "SessionEventKind", "SharedMemory", "Stat", "StoreResult",
-    "StoredBlock", "Tail", "TicketFate", "TicketMiss", "Tier", "TierUsage", "UnavailableError", "tail_key"]
+    "StoredBlock", "Tail", "TicketFate", "TicketMiss", "Tier", "TierUsage", "Tls", "UnauthenticatedError", "UnavailableError", "tail_key"]
 
 __version__ = _native.version()
 

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from kvmill import _calls, _native
 from kvmill._engine import DeviceHandle
-from kvmill._types import DataPath, EncodeIn
+from kvmill._types import DataPath, EncodeIn, Tls
 
 _open: "weakref.WeakSet[Base]" = weakref.WeakSet()
 
@@ -22,10 +22,10 @@ def _close_all() -> None:
 
 class Base:
     def __init__(self, address: str, timeout: float, path: DataPath, plaintext: bool, encode_in: EncodeIn,
-                 encode_threads: int, device: Optional[str]) -> None:
+                 encode_threads: int, device: Optional[str], tls: Optional[Tls], token: str) -> None:
         self._events = _native.Queue()  # Of the session.
         self._native = _native.Client(address, _calls.milliseconds(timeout), path, plaintext, encode_in, encode_threads,
-                                      device, self._events)
+                                      device, _calls.identity(tls, token), self._events)
         self._device = device
         self._address = address
         self._pid = os.getpid()

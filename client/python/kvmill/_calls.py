@@ -13,7 +13,7 @@ from kvmill._errors import Error, error_of
 from kvmill._mapped import Mapped, native_of
 from kvmill._tickets import Progress, PromisedBlock, RedeemResult, RedeemUpdate, redeem_result
 from kvmill._types import (Block, FetchedBlock, FetchResult, Frame, KV, LookupResult, MapMemory, Namespace, NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
-                           Tail, Tier, TierUsage)
+                           Tail, Tier, TierUsage, Tls)
 
 T = TypeVar("T")
 
@@ -52,6 +52,12 @@ def milliseconds(timeout: Optional[float], what: str = "timeout") -> int:
     if not 0 < timeout < 2 ** 40:
         raise ValueError(f"{what} {timeout}, want more than 0 and less than {2 ** 40} seconds, or None")
     return math.ceil(timeout * 1000)
+
+
+def identity(tls: Optional[Tls], token: str) -> Tuple[str, ...]:
+    """As the native client takes it."""
+    files = Tls("") if tls is None else tls
+    return (files.ca, files.certificate, files.key, files.server_name, token)
 
 
 def session_event(event: Event) -> SessionEvent:

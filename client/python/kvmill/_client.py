@@ -13,7 +13,7 @@ from kvmill._errors import Code, FailedPreconditionError
 from kvmill._mapped import Mapped
 from kvmill._tickets import PromisedBlock, RedeemResult, RedeemUpdate
 from kvmill._types import (Block, DataPath, EncodeIn, FetchResult, Frame, LookupResult, MapMemory, Namespace, NamespaceSpec,
-                           SessionEvent, Stat, StoreResult, Tail)
+                           SessionEvent, Stat, StoreResult, Tail, Tls)
 
 T = TypeVar("T")
 
@@ -32,6 +32,8 @@ class Client(Base):
         encode_threads: That encode, and that verify what UCX brought. 0: one a core, up to 4.
         device: The GPU that reads blocks which `map` leaves on the daemon's: "cuda", "cuda:N", or "host", which stands in
             for one in tests. UnavailableError says what is missing.
+        tls: Of a connection over TCP. Without it the daemon must have been started with --insecure.
+        token: Shows who this is in place of a certificate; over TCP it needs `tls`.
 
     Memory that is passed in is used in place and must not change until the call returns. In a child of fork() the
     parent's client raises FailedPreconditionError, and so does making one: start processes by spawn. Errors are subclasses
@@ -39,8 +41,9 @@ class Client(Base):
     """
 
     def __init__(self, address: str, timeout: float = 10.0, *, path: DataPath = DataPath.AUTO, plaintext: bool = False,
-                 encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0, device: Optional[str] = None) -> None:
-        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads, device)
+                 encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0, device: Optional[str] = None,
+                 tls: Optional[Tls] = None, token: str = "") -> None:
+        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads, device, tls, token)
         self._idle: List[_native.Queue] = []
         self._abandoned: List[_native.Queue] = []  # Of calls that a signal interrupted, and that may still run.
 

@@ -58,6 +58,14 @@ class FailedPreconditionError(Error):
     """Do not retry: the namespace is bound to another spec, the client is closed or of a parent process."""
 
 
+class UnauthenticatedError(Error):
+    """The daemon wants to know who calls: a certificate or a token was missing, or the token is nobody's."""
+
+
+class PermissionDeniedError(Error, PermissionError):
+    """Who calls may not do that."""
+
+
 class ResourceExhaustedError(Error):
     """Full: wait `retry_after` seconds."""
 
@@ -87,6 +95,8 @@ _CLASSES: Dict[int, Type[Error]] = {
     Code.INVALID_ARGUMENT: InvalidArgumentError,
     Code.OUT_OF_RANGE: InvalidArgumentError,
     Code.NOT_FOUND: NotFoundError,
+    Code.PERMISSION_DENIED: PermissionDeniedError,
+    Code.UNAUTHENTICATED: UnauthenticatedError,
     Code.FAILED_PRECONDITION: FailedPreconditionError,
     Code.RESOURCE_EXHAUSTED: ResourceExhaustedError,
     Code.UNAVAILABLE: UnavailableError,

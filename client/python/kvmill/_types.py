@@ -67,6 +67,22 @@ class EncodeIn(enum.IntEnum):
     DAEMON = 2
 
 
+@dataclasses.dataclass(frozen=True)
+class Tls:
+    """TLS of a connection over TCP: PEM files, read again when they change.
+
+    Attributes:
+        ca: The authorities of the daemon's certificate.
+        certificate: The client's own, and its key; both or none.
+        server_name: In the daemon's certificate, where it is not the host of the address.
+    """
+
+    ca: str
+    certificate: str = ""
+    key: str = ""
+    server_name: str = ""
+
+
 class SessionEventKind(enum.IntEnum):
     """What the daemon says without being asked.
 

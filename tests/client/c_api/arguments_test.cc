@@ -34,13 +34,16 @@ static_assert(sizeof(kvmill_session_event) == 24 &&
 static_assert(sizeof(kvmill_engine_layers) == 104 && sizeof(kvmill_engine_place) == 16);
 
 // Of 2.1.
-static_assert(sizeof(kvmill_client_options) == 64 && sizeof(kvmill_map_options) == 24);
+static_assert(offsetof(kvmill_client_options, device) == 56 && sizeof(kvmill_map_options) == 24);
 static_assert(sizeof(kvmill_engine_geometry) == 64 && sizeof(kvmill_region_source) == 112);
 static_assert(offsetof(kvmill_region_source, handle) == 32 && sizeof(kvmill_page_numbers) == 16);
 static_assert(sizeof(kvmill_page_block) == 64 && sizeof(kvmill_page_store_options) == 32);
 // Of 2.2.
 static_assert(sizeof(kvmill_call_options) == 24 && sizeof(kvmill_elsewhere) == 40);
 static_assert(offsetof(kvmill_elsewhere, first_block) == 32);
+// Of 2.3.
+static_assert(sizeof(kvmill_client_options) == 104);
+static_assert(offsetof(kvmill_client_options, tls_ca) == 64);
 
 TEST_F(Arguments, VersionsAndNamesAreThere) {
   EXPECT_EQ(kvmill_abi_version(), (std::uint32_t{KVMILL_ABI_MAJOR} << 16) + KVMILL_ABI_MINOR);

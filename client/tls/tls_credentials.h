@@ -1,0 +1,31 @@
+// gRPC's credentials from TlsFiles. Internal to client/ and service/.
+#ifndef KVMILL_CLIENT_TLS_TLS_CREDENTIALS_H_
+#define KVMILL_CLIENT_TLS_TLS_CREDENTIALS_H_
+
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <memory>
+
+#include "client/tls/tls_files.h"
+
+namespace kvmill {
+
+// How often files are looked at again, for credentials of the whole process.
+inline constexpr unsigned kTlsRefreshSeconds = 5;
+
+// Without TLS those of a connection that is not protected. Files that cannot be read make
+// connections fail, until they can.
+std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(const TlsFiles& files);
+// What else a channel with these credentials needs.
+void SetTlsArguments(const TlsFiles& files, grpc::ChannelArguments* arguments);
+
+// Of a server that has a certificate. Clients must show one, too; or, with `certificate_optional`,
+// may do without: then somebody else has to ask who they are. One that is shown must be right.
+std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const TlsFiles& files,
+                                                             bool certificate_optional);
+
+}  // namespace kvmill
+
+#endif  // KVMILL_CLIENT_TLS_TLS_CREDENTIALS_H_

@@ -1,0 +1,176 @@
+#include "service/identities.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/convert.h"
+#include "service/callers.h"
+#include "service/cluster/registration.h"
+#include "storage/core/sha256.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+constexpr absl::string_view kDigestScheme = "sha256:";
+
+std::string Digest(absl::string_view token) {
+  const Sha256Digest digest = Sha256(token);
+  return std::string(reinterpret_cast<const char*>(digest.data()), digest.size());
+}
+
+// Walks the file; every error has its place.
+class Reader {
+ public:
+  using Map = std::unordered_map<std::string, Identities::Identity>;
+
+  Reader(const std::string& path, Map* by_name, Map* by_token)
+      : path_(path), by_name_(*by_name), by_token_(*by_token) {}
+
+  absl::Status ReadFile(const YAML::Node& root) {
+    if (!root.IsMap()) return At(root, "want a map with the key \"tenants\"");
+    for (const auto& entry : root) {
+      KVMILL_ASSIGN_OR_RETURN(const std::string key, TextOf(entry.first, "a key"));
+      if (key != "tenants") return At(entry.first, absl::StrCat("unknown key \"", key, "\""));
+      if (!entry.second.IsMap()) return At(entry.second, "tenants: want a map of names");
+      for (const auto& tenant : entry.second) {
+        KVMILL_RETURN_IF_ERROR(ReadTenant(tenant.first, tenant.second));
+      }
+    }
+    if (by_name_.empty() && by_token_.empty()) {
+      return At(root, "names no certificate and no token: nobody could come in");
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status At(const YAML::Node& node, absl::string_view what) const {
+    return absl::InvalidArgumentError(absl::StrCat(path_, ":", node.Mark().line + 1, ": ", what));
+  }
+
+  absl::StatusOr<std::string> TextOf(const YAML::Node& node, absl::string_view what) const {
+    if (node.IsScalar() && !node.Scalar().empty()) return node.Scalar();
+    return At(node, absl::StrCat(what, ": want a text"));
+  }
+
+  absl::Status ReadTenant(const YAML::Node& name, const YAML::Node& fields) {
+    KVMILL_ASSIGN_OR_RETURN(const std::string tenant, TextOf(name, "the name of a tenant"));
+    if (const absl::Status status = CheckName("tenant", tenant); !status.ok()) {
+      return At(name, status.message());
+    }
+    if (absl::StartsWith(tenant, "uid-")) {
+      return At(name, absl::StrCat("tenant \"", tenant, "\": names with uid- are of local users"));
+    }
+    if (!tenants_.insert(tenant).second) {
+      return At(name, absl::StrCat("tenant \"", tenant, "\" again"));
+    }
+    if (!fields.IsMap()) return At(fields, "want certificates, tokens, admin");
+    Identities::Identity identity{.tenant = tenant};
+    if (const YAML::Node admin = fields["admin"]; admin.IsDefined()) {
+      const std::string text = admin.IsScalar() ? admin.Scalar() : "";
+      if (text != "true" && text != "false") return At(admin, "admin: want true or false");
+      identity.admin = text == "true";
+    }
+    for (const auto& field : fields) {
+      KVMILL_ASSIGN_OR_RETURN(const std::string key, TextOf(field.first, "a key"));
+      if (key == "admin") continue;
+      if (key != "certificates" && key != "tokens") {
+        return At(field.first,
+                  absl::StrCat("unknown key \"", key, "\": want certificates, tokens or admin"));
+      }
+      if (!field.second.IsSequence()) return At(field.second, absl::StrCat(key, ": want a list"));
+      for (const YAML::Node& entry : field.second) {
+        KVMILL_RETURN_IF_ERROR(key == "tokens" ? ReadToken(entry, identity)
+                                               : ReadCertificate(entry, identity));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadCertificate(const YAML::Node& node, const Identities::Identity& identity) {
+    KVMILL_ASSIGN_OR_RETURN(const std::string name, TextOf(node, "the name in a certificate"));
+    if (by_name_.try_emplace(name, identity).second) return absl::OkStatus();
+    return At(node, absl::StrCat("certificate \"", name, "\" again"));
+  }
+
+  absl::Status ReadToken(const YAML::Node& node, const Identities::Identity& identity) {
+    // What stands there may be a token by mistake: it is not repeated.
+    const absl::Status wrong =
+        At(node,
+           "want sha256: and the 64 hex digits of a token's digest (printf %s TOKEN | sha256sum)");
+    const std::string text = node.IsScalar() ? node.Scalar() : "";
+    const std::string hex = text.substr(std::min(kDigestScheme.size(), text.size()));
+    if (!absl::StartsWith(text, kDigestScheme) || hex.size() != 2 * sizeof(Sha256Digest) ||
+        !std::all_of(hex.begin(), hex.end(), absl::ascii_isxdigit)) {
+      return wrong;
+    }
+    if (by_token_.try_emplace(absl::HexStringToBytes(hex), identity).second) {
+      return absl::OkStatus();
+    }
+    return At(node, "this token again");
+  }
+
+  const std::string& path_;
+  Map& by_name_;
+  Map& by_token_;
+  std::set<std::string> tenants_;
+};
+
+}  // namespace
+
+Identities::Identities(std::vector<std::string> nodes) : open_(false), nodes_(std::move(nodes)) {}
+
+absl::Status Identities::Read(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  if (file) text << file.rdbuf();
+  if (!file) return absl::InvalidArgumentError(absl::StrCat(path, ": cannot be read"));
+  restricted_ = true;
+  try {  // yaml-cpp throws; nothing of it leaves this function.
+    return Reader(path, &by_name_, &by_token_).ReadFile(YAML::Load(text.str()));
+  } catch (const YAML::Exception& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ":", error.mark.line + 1, ": ", error.msg));
+  }
+}
+
+absl::StatusOr<Identities::Identity> Identities::Identify(const Credentials& shown) const {
+  if (open_) return Identity{kDefaultTenant, true, true};
+  // A token says more than a certificate that several may share.
+  if (!shown.authorization.empty()) {
+    absl::string_view token = shown.authorization;
+    const bool is_token = absl::ConsumePrefix(&token, kTokenScheme);
+    const auto found = is_token ? by_token_.find(Digest(token)) : by_token_.end();
+    if (found != by_token_.end()) return found->second;
+    return absl::UnauthenticatedError("the token is not one that --tenants of this daemon has");
+  }
+  if (shown.names.empty()) {
+    return absl::UnauthenticatedError(
+        "this daemon wants to know who calls: show a certificate, or a token");
+  }
+  for (const std::string& name : shown.names) {
+    if (std::find(nodes_.begin(), nodes_.end(), name) != nodes_.end()) {
+      return Identity{kDefaultTenant, true, true};
+    }
+  }
+  if (!restricted_) return Identity{kDefaultTenant, false, true};
+  for (const std::string& name : shown.names) {
+    const auto found = by_name_.find(name);
+    if (found != by_name_.end()) return found->second;
+  }
+  return absl::PermissionDeniedError(absl::StrCat("the certificate of \"",
+                                                  absl::StrJoin(shown.names, "\", \""),
+                                                  "\" is of no tenant that --tenants has"));
+}
+
+}  // namespace kvmill

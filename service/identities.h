@@ -1,0 +1,63 @@
+// Who is who over TCP: certificates and tokens, and the tenants that they stand for.
+#ifndef KVMILL_SERVICE_IDENTITIES_H_
+#define KVMILL_SERVICE_IDENTITIES_H_
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace kvmill {
+
+// What a call over TCP shows.
+struct Credentials {
+  std::vector<std::string> names;  // DNS names and URIs of its certificate, or its common name.
+  std::string authorization;       // Of its metadata, "Bearer TOKEN"; empty without.
+};
+
+// Constant after it was made; thread-safe.
+class Identities {
+ public:
+  struct Identity {
+    std::string tenant;
+    bool node = false;   // Of the cluster: may call Peer.
+    bool admin = false;  // May call Admin, on --admin.
+  };
+
+  // Everybody who can connect is everything: --insecure.
+  Identities() = default;
+  // TLS: `nodes` are names in certificates of nodes, one at least. Every other certificate of an
+  // authority is of the default tenant, and an administrator's; with Read that is for the file to
+  // say.
+  explicit Identities(std::vector<std::string> nodes);
+
+  // Adds what a file says, which is YAML (docs/security.md):
+  //
+  //   tenants:
+  //     NAME: {certificates: [NAME, ...], tokens: [sha256:HEX, ...], admin: true|false}
+  //
+  // INVALID_ARGUMENT with file and line: an unknown key, a name or token that stands twice, a
+  // digest that is none.
+  absl::Status Read(const std::string& path);
+
+  // UNAUTHENTICATED: neither a certificate nor a token, or a token that nobody has.
+  // PERMISSION_DENIED: a certificate that stands for nobody. Messages never have a token.
+  absl::StatusOr<Identity> Identify(const Credentials& shown) const;
+
+  bool has_tokens() const { return !by_token_.empty(); }
+  const std::vector<std::string>& nodes() const { return nodes_; }
+
+ private:
+  bool open_ = true;         // To everybody.
+  bool restricted_ = false;  // To those that a file names.
+  std::vector<std::string> nodes_;
+  std::unordered_map<std::string, Identity> by_name_;   // Of certificates.
+  std::unordered_map<std::string, Identity> by_token_;  // By SHA-256, 32 bytes.
+};
+
+}  // namespace kvmill
+
+#endif  // KVMILL_SERVICE_IDENTITIES_H_

@@ -1,0 +1,447 @@
+// Who may do what: the table of docs/security.md, row by row, against real daemons; and that both
+// ends of TLS check each other, that certificates change without a restart, that tenants do not see
+// each other.
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/tls/tls_credentials.h"
+#include "kvmill/v1/admin.grpc.pb.h"
+#include "kvmill/v1/cache.grpc.pb.h"
+#include "kvmill/v1/peer.grpc.pb.h"
+#include "tests/integration/daemon_fixture.h"
+#include "tests/integration/test_certificates.h"
+
+namespace kvmill::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kToken = "a-token-that-only-tests-have";
+// printf %s a-token-that-only-tests-have | sha256sum
+constexpr const char* kTokenDigest =
+    "sha256:316c810560329ed9b617b33b49aaf6fba24cb57ecc94262a2729248660c6e1aa";
+
+struct Row {
+  std::string daemon, way, who, call, answer;
+};
+
+// The rows of the table below the heading "Who may do what".
+std::vector<Row> RowsOfTheDocument() {
+  std::vector<Row> rows;
+  const std::string text = ReadText(KVMILL_SOURCE_DIR "/docs/security.md");
+  const std::size_t begin = text.find("\n## Who may do what\n");
+  const std::size_t end = text.find("\n## ", begin + 1);
+  for (const absl::string_view line :
+       absl::StrSplit(absl::string_view(text).substr(begin, end - begin), '\n')) {
+    std::vector<std::string> cells;
+    for (const absl::string_view cell : absl::StrSplit(line, '|')) {
+      cells.emplace_back(absl::StripAsciiWhitespace(cell));
+    }
+    if (cells.size() != 7 || cells[1] == "daemon" || cells[1] == "---") continue;
+    rows.push_back({cells[1], cells[2], cells[3], cells[4], cells[5]});
+  }
+  return rows;
+}
+
+const char* CodeName(grpc::StatusCode code) {
+  switch (code) {
+    case grpc::StatusCode::OK:
+      return "OK";
+    case grpc::StatusCode::PERMISSION_DENIED:
+      return "PERMISSION_DENIED";
+    case grpc::StatusCode::UNAUTHENTICATED:
+      return "UNAUTHENTICATED";
+    case grpc::StatusCode::FAILED_PRECONDITION:
+      return "FAILED_PRECONDITION";
+    case grpc::StatusCode::UNIMPLEMENTED:
+      return "UNIMPLEMENTED";
+    case grpc::StatusCode::UNAVAILABLE:
+      return "UNAVAILABLE";
+    default:
+      return "another code";
+  }
+}
+
+// What one caller shows.
+struct Shown {
+  bool tls = true;
+  TestAuthority::Files files;  // Empty: no certificate.
+  std::string token;
+};
+
+grpc::Status CallOn(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                    const std::string& token, const LocalPass* pass) {
+  grpc::ClientContext call;
+  call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  if (!token.empty()) call.AddMetadata("authorization", "Bearer " + token);
+  if (pass != nullptr) pass->AddTo(&call);
+  if (method == "Cache.Stat") {
+    v1::StatReply reply;
+    return v1::Cache::NewStub(channel)->Stat(&call, {}, &reply);
+  }
+  if (method == "Admin.Status") {
+    v1::StatusReply reply;
+    return v1::Admin::NewStub(channel)->Status(&call, {}, &reply);
+  }
+  EXPECT_EQ(method, "Peer.ListRuns");
+  v1::ListRunsReply reply;
+  return v1::Peer::NewStub(channel)->ListRuns(&call, {}, &reply);
+}
+
+class SecurityTest : public DaemonTest {
+ protected:
+  void SetUp() override { ASSERT_FALSE(ReadText(node_.key).empty()) << "openssl made no key"; }
+
+  std::vector<std::string> TcpArguments() const {
+    return {"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"};
+  }
+  std::vector<std::string> TlsArguments(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = TcpArguments();
+    for (const std::string& argument :
+         {std::string("--tls-cert"), node_.certificate, std::string("--tls-key"), node_.key,
+          std::string("--tls-ca"), authority_.ca_path()}) {
+      arguments.push_back(argument);
+    }
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  std::string WriteTenants() {
+    const std::string path = directory_ / "tenants.yaml";
+    std::ofstream(path) << "tenants:\n"
+                           "  team-a:\n"
+                           "    certificates: [client.example]\n"
+                           "  team-b:\n"
+                           "    certificates: [other.example]\n"
+                           "    tokens: [\""
+                        << kTokenDigest
+                        << "\"]\n"
+                           "  default:\n"
+                           "    certificates: [operator.example]\n"
+                           "    admin: true\n";
+    return path;
+  }
+  std::vector<std::string> ArgumentsOf(const std::string& daemon) {
+    if (daemon == "TLS") return TlsArguments();
+    if (daemon == "TLS, `--tenants`") return TlsArguments({"--tenants", WriteTenants()});
+    EXPECT_EQ(daemon, "`--insecure`");
+    std::vector<std::string> arguments = TcpArguments();
+    arguments.emplace_back("--insecure");
+    return arguments;
+  }
+
+  Shown ShownBy(const std::string& who) {
+    if (who == "certificate") return {true, client_, ""};
+    if (who == "certificate of a node") return {true, node_, ""};
+    if (who == "certificate of an administrator") return {true, operator_, ""};
+    if (who == "certificate of no tenant") return {true, stranger_, ""};
+    if (who == "certificate of another authority") return {true, foreign_, ""};
+    if (who == "certificate that ended") return {true, over_, ""};
+    if (who == "TLS without a certificate") return {true, {}, ""};
+    if (who == "token") return {true, {}, kToken};
+    if (who == "wrong token") return {true, {}, "a-guess"};
+    if (who == "token, no TLS") return {false, {}, kToken};
+    EXPECT_EQ(who, "no TLS");
+    return {false, {}, ""};
+  }
+  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address, const Shown& shown) const {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    TlsFiles files;
+    if (shown.tls) files = FilesOf(shown.files);
+    return grpc::CreateCustomChannel(address, ChannelCredentialsOf(files), arguments);
+  }
+  TlsFiles FilesOf(const TestAuthority::Files& files) const {
+    return {authority_.ca_path(), files.certificate, files.key, ""};
+  }
+  grpc::Status Answer(const Row& row) {
+    if (row.way == "`--socket`") {
+      grpc::ChannelArguments arguments;
+      arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
+      const auto channel = grpc::CreateCustomChannel(absl::StrCat("unix:", socket()),
+                                                     grpc::InsecureChannelCredentials(), arguments);
+      if (row.who == "no token of the door") return CallOn(channel, row.call, "", nullptr);
+      EXPECT_EQ(row.who, "the daemon's user");
+      const LocalPass pass(socket());
+      return CallOn(channel, row.call, "", &pass);
+    }
+    EXPECT_THAT(row.way, ::testing::AnyOf("`--listen`", "`--admin`"));
+    const Shown shown = ShownBy(row.who);
+    const std::string address = ready_[row.way == "`--listen`" ? "listen" : "admin"];
+    return CallOn(ChannelTo(address, shown), row.call, shown.token, nullptr);
+  }
+  // A client over TCP.
+  absl::StatusOr<std::unique_ptr<Client>> ClientWith(const TlsFiles& tls,
+                                                     const std::string& token = "") const {
+    Client::Options options;
+    options.address = ready_["listen"];
+    options.timeout = absl::Seconds(60);
+    options.tls = tls;
+    options.token = token;
+    return Client::Create(options);
+  }
+
+  TestAuthority authority_, other_authority_;
+  TestAuthority::Files node_ =
+      authority_.Issue("node", absl::StrCat(TestAuthority::kLoopback, ",DNS:node.example"));
+  TestAuthority::Files client_ = authority_.Issue("c", "DNS:client.example");
+  TestAuthority::Files other_ = authority_.Issue("other.example", "");
+  TestAuthority::Files operator_ = authority_.Issue("o", "DNS:operator.example");
+  TestAuthority::Files stranger_ = authority_.Issue("s", "DNS:stranger.example");
+  TestAuthority::Files over_ = authority_.Issue("c", "DNS:client.example", /*over=*/true);
+  TestAuthority::Files foreign_ = other_authority_.Issue("c", "DNS:client.example");
+};
+
+TEST_F(SecurityTest, TheTableOfTheDocumentIsTrue) {
+  std::map<std::string, std::vector<Row>> rows;
+  for (const Row& row : RowsOfTheDocument()) rows[row.daemon].push_back(row);
+  ASSERT_EQ(rows.size(), 3u) << "daemons in docs/security.md";
+  for (const auto& [daemon, of_daemon] : rows) {
+    ASSERT_GE(of_daemon.size(), 5u);
+    Start(ArgumentsOf(daemon));
+    ASSERT_FALSE(HasFatalFailure());
+    EXPECT_EQ(ready_["tls"], daemon != "`--insecure`");
+    for (const Row& row : of_daemon) {
+      const std::vector<std::string> want = absl::StrSplit(row.answer, absl::MaxSplits(": ", 1));
+      const grpc::Status got = Answer(row);
+      const std::string name =
+          absl::StrCat(row.daemon, ", ", row.way, ", ", row.who, ", ", row.call);
+      EXPECT_EQ(CodeName(got.error_code()), want[0]) << name << ": " << got.error_message();
+      if (want.size() > 1) EXPECT_THAT(got.error_message(), HasSubstr(want[1])) << name;
+    }
+    // What was shown stays out of the log.
+    EXPECT_THAT(daemon_->standard_error(), Not(HasSubstr(kToken)));
+    EXPECT_THAT(daemon_->standard_error(), Not(HasSubstr("a-guess")));
+    Kill();
+  }
+}
+
+TEST_F(SecurityTest, AdminCallsThatWereRefusedAreLogged) {
+  Start(TlsArguments({"--tenants", WriteTenants()}));
+  ASSERT_FALSE(HasFatalFailure());
+  const Row row{"", "`--admin`", "certificate", "Admin.Status", ""};
+  EXPECT_EQ(Answer(row).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_THAT(daemon_->standard_error(), HasSubstr("admin Status by ipv4:127.0.0.1:"));
+}
+
+TEST_F(SecurityTest, ClientsCheckTheDaemon) {
+  Start(TlsArguments());
+  ASSERT_FALSE(HasFatalFailure());
+  const auto stat = [&](const TlsFiles& tls) {
+    const auto client = ClientWith(tls);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return client.ok() ? (*client)->Stat().status() : client.status();
+  };
+  EXPECT_TRUE(stat(FilesOf(client_)).ok()) << stat(FilesOf(client_));
+  TlsFiles named = FilesOf(client_);
+  named.server_name = "node.example";
+  EXPECT_TRUE(stat(named).ok()) << stat(named);
+  named.server_name = "another.example";
+  EXPECT_EQ(stat(named).code(), absl::StatusCode::kUnavailable);
+  TlsFiles mistrusts = FilesOf(client_);
+  mistrusts.ca = other_authority_.ca_path();
+  EXPECT_EQ(stat(mistrusts).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(SecurityTest, BlocksTravelEncryptedAndTenantsDoNotSeeEachOthers) {
+  Start(TlsArguments({"--tenants", WriteTenants(), "--ucx", "127.0.0.1"}));
+  ASSERT_FALSE(HasFatalFailure());
+  constexpr std::uint32_t kBlocks = 3;
+  Sequence sequence(SmallSpec(), kBlocks * SmallSpec().block_tokens, 7);
+  const auto keys = KeysOf("s", kBlocks);
+  TlsFiles token_only = FilesOf({});
+  const auto by_certificate = ClientWith(FilesOf(client_));
+  const auto by_token = ClientWith(token_only, kToken);
+  const auto by_common_name = ClientWith(FilesOf(other_));
+  for (const auto* client : {&by_certificate, &by_token, &by_common_name}) {
+    ASSERT_TRUE(client->ok()) << client->status();
+  }
+  const auto hits = [&](Client& client) -> int {
+    const auto ns = client.OpenNamespace("shared", SmallSpec());
+    EXPECT_TRUE(ns.ok()) << ns.status();
+    if (!ns.ok()) return -1;
+    const auto found = client.Lookup(*ns, keys);
+    EXPECT_TRUE(found.ok()) << found.status();
+    return found.ok() ? static_cast<int>(found->hit_blocks) : -1;
+  };
+  const auto ns = (*by_certificate)->OpenNamespace("shared", SmallSpec());
+  ASSERT_TRUE(ns.ok()) << ns.status();
+  const auto stored = (*by_certificate)->Store(*ns, sequence.Blocks("s"));
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->blocks_stored, kBlocks);
+  EXPECT_THAT((*by_certificate)->ucx_transport(), HasSubstr("tcp"));
+  PageCollector pages;
+  const auto fetched = (*by_certificate)->Fetch(*ns, keys, &pages);
+  ASSERT_TRUE(fetched.ok()) << fetched.status();
+  EXPECT_EQ(pages.pages.size(), kBlocks * 2);
+  EXPECT_EQ(hits(**by_certificate), static_cast<int>(kBlocks));
+  EXPECT_EQ(hits(**by_token), 0) << "the blocks of team-a";
+  EXPECT_EQ(hits(**by_common_name), 0);
+  // One tenant by two ways.
+  const auto theirs = (*by_token)->OpenNamespace("shared", SmallSpec());
+  ASSERT_TRUE(theirs.ok()) << theirs.status();
+  ASSERT_TRUE((*by_token)->Store(*theirs, sequence.Blocks("s")).ok());
+  EXPECT_EQ(hits(**by_common_name), static_cast<int>(kBlocks));
+  EXPECT_EQ(hits(*DaemonTest::client_), 0) << "nor does the daemon's own user";
+}
+
+TEST_F(SecurityTest, CertificatesChangeWithoutARestart) {
+  // Kubernetes mounts a secret so: files behind a link, which is replaced.
+  namespace fs = std::filesystem;
+  const auto put = [&](const std::string& name, const TestAuthority::Files& files,
+                       const std::string& ca) {
+    const fs::path folder = directory_ / name;
+    fs::create_directory(folder);
+    fs::copy_file(files.certificate, folder / "tls.crt");
+    fs::copy_file(files.key, folder / "tls.key");
+    std::ofstream(folder / "ca.crt") << ca;
+    const fs::path link = directory_ / "new-link";
+    fs::create_directory_symlink(folder, link);
+    fs::rename(link, directory_ / "certificates");
+  };
+  const std::string old_ca = ReadText(authority_.ca_path());
+  const std::string new_ca = ReadText(other_authority_.ca_path());
+  const TestAuthority::Files new_node = other_authority_.Issue("node", TestAuthority::kLoopback);
+  put("first", node_, old_ca);
+  std::vector<std::string> arguments = TcpArguments();
+  for (const char* const argument :
+       {"--tls-cert", "tls.crt", "--tls-key", "tls.key", "--tls-ca", "ca.crt"}) {
+    arguments.push_back(
+        argument[0] == '-' ? argument : directory_ / (absl::StrCat("certificates/", argument)));
+  }
+  Start(arguments);
+  ASSERT_FALSE(HasFatalFailure());
+  const auto old_client = ClientWith(FilesOf(client_));
+  ASSERT_TRUE(old_client.ok());
+  ASSERT_TRUE((*old_client)->Stat().ok()) << (*old_client)->Stat().status();
+  const auto connects = [&](const TlsFiles& tls) {
+    const auto client = ClientWith(tls);
+    return client.ok() && (*client)->Stat().ok();
+  };
+  const TlsFiles of_new{other_authority_.ca_path(), foreign_.certificate, foreign_.key, ""};
+  EXPECT_FALSE(connects(of_new));
+
+  put("second", new_node, old_ca + new_ca);
+  const auto until = [&](const TlsFiles& tls, bool want) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (connects(tls) != want && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+    return connects(tls) == want;
+  };
+  EXPECT_TRUE(until(of_new, true)) << "the new authority";
+  EXPECT_TRUE((*old_client)->Stat().ok()) << "a connection that is there goes on";
+  // An old client that knows both authorities.
+  const std::string both = directory_ / "both.pem";
+  std::ofstream(both) << old_ca << new_ca;
+  EXPECT_TRUE(connects({both, client_.certificate, client_.key, ""}));
+
+  put("third", new_node, new_ca);
+  EXPECT_TRUE(until({both, client_.certificate, client_.key, ""}, false)) << "the old one is out";
+  EXPECT_TRUE(connects(of_new));
+}
+
+TEST_F(SecurityTest, WhatCannotWorkIsSaidAtTheStart) {
+  const auto says = [&](const std::vector<std::string>& arguments) {
+    std::vector<std::string> all = DefaultArguments();
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    all.emplace_back("--check-config");
+    DaemonProcess daemon(DaemonBinary(), all);
+    const Exit exit = daemon.WaitExit();
+    EXPECT_NE(exit.code, 0);
+    return daemon.standard_error();
+  };
+  const std::string broken = directory_ / "broken.pem";
+  std::ofstream(broken) << "not PEM\n";
+  const auto with = [&](const std::string& cert, const std::string& key, const std::string& ca) {
+    return std::vector<std::string>{"--tls-cert", cert, "--tls-key", key, "--tls-ca", ca};
+  };
+  const std::string ca = authority_.ca_path();
+  EXPECT_THAT(says({"--listen", "127.0.0.1:0"}), HasSubstr("--tls-cert, --tls-key and --tls-ca"));
+  EXPECT_THAT(says({"--tls-ca", ca}), HasSubstr("all three of them"));
+  EXPECT_THAT(says({"--tls-server-name", "n"}), HasSubstr("all three of them"));
+  EXPECT_THAT(says({"--tenants", "f"}), HasSubstr("--tenants f: needs --tls-cert"));
+  EXPECT_THAT(says(with(node_.certificate, client_.key, ca)),
+              HasSubstr(absl::StrCat(client_.key, ": is not the key of ", node_.certificate)));
+  EXPECT_THAT(says(with(over_.certificate, over_.key, ca)),
+              HasSubstr(absl::StrCat(over_.certificate, ": the certificate ended at 20")));
+  EXPECT_THAT(says(with(broken, node_.key, ca)),
+              HasSubstr(absl::StrCat(broken, ": holds no certificate")));
+  EXPECT_THAT(says(with(node_.certificate, broken, ca)),
+              HasSubstr(absl::StrCat(broken, ": holds no key")));
+  EXPECT_THAT(says(with(node_.certificate, node_.key, directory_ / "none")),
+              HasSubstr("/none: cannot be read (No such file"));
+  std::vector<std::string> both = TlsArguments({"--insecure"});
+  EXPECT_THAT(says(both), HasSubstr("--insecure with --tls-...: want one of them"));
+
+  const auto tenants = [&](const std::string& text) {
+    const std::string path = directory_ / "t.yaml";
+    std::ofstream(path) << text;
+    return says(TlsArguments({"--tenants", path}));
+  };
+  EXPECT_THAT(tenants("tenants:\n  a:\n    certificate: [x]\n"),
+              HasSubstr("t.yaml:3: unknown key \"certificate\""));
+  EXPECT_THAT(tenants("tenants:\n  a:\n    certificates: [x]\n  b:\n    certificates: [y, x]\n"),
+              HasSubstr("t.yaml:5: certificate \"x\" again"));
+  const std::string with_token = tenants("tenants:\n  a:\n    tokens:\n      - hunter2\n");
+  EXPECT_THAT(with_token, HasSubstr("t.yaml:4: want sha256:"));
+  EXPECT_THAT(with_token, Not(HasSubstr("hunter2"))) << "it may be a token";
+  EXPECT_THAT(tenants("tenants:\n  uid-7:\n    certificates: [x]\n"), HasSubstr("local users"));
+  EXPECT_THAT(tenants("tenants:\n  a/b:\n    certificates: [x]\n"), HasSubstr("a/b"));
+  EXPECT_THAT(tenants("tenants:\n  a:\n    certificates: [x]\n    admin: maybe\n"),
+              HasSubstr("t.yaml:4: admin: want true or false"));
+  EXPECT_THAT(tenants("tenants: {}\n"), HasSubstr("nobody could come in"));
+  EXPECT_THAT(tenants("tenants: [\n"), HasSubstr("t.yaml:"));
+  EXPECT_THAT(tenants("people: {}\n"), HasSubstr("t.yaml:1: unknown key \"people\""));
+}
+
+TEST_F(SecurityTest, ClientsSayWhatIsWrongWithTheirFiles) {
+  ready_["listen"] = "127.0.0.1:1";
+  const auto says = [&](const TlsFiles& tls, const std::string& token = "") {
+    return std::string(ClientWith(tls, token).status().message());
+  };
+  const std::string ca = authority_.ca_path();
+  EXPECT_THAT(says({}, kToken), HasSubstr("a token over TCP needs TLS"));
+  EXPECT_THAT(says({ca, "", "", ""}, "two words"), HasSubstr("a space"));
+  EXPECT_THAT(says({ca, "", "", ""}, std::string(5000, 'x')), HasSubstr("5000 characters"));
+  EXPECT_THAT(says({ca, client_.certificate, "", ""}), HasSubstr("a certificate without its key"));
+  EXPECT_THAT(says({"", client_.certificate, client_.key, ""}), HasSubstr("authorities"));
+  EXPECT_THAT(says({directory_ / "none", "", "", ""}), HasSubstr("/none: cannot be read"));
+}
+
+TEST_F(SecurityTest, TheCommandLineShowsWhoItIs) {
+  Start(TlsArguments({"--tenants", WriteTenants()}));
+  ASSERT_FALSE(HasFatalFailure());
+  const auto run = [&](const std::vector<std::string>& arguments) {
+    std::vector<std::string> all = {"stat", "--json", "--server", ready_["listen"]};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    DaemonProcess command(KVMILL_CLI, all);
+    const int code = command.WaitExit().code;
+    return absl::StrCat(code, " ", command.standard_output(), command.standard_error());
+  };
+  const std::string ca = authority_.ca_path();
+  const std::string token_file = directory_ / "token";
+  std::ofstream(token_file) << kToken << "\n";
+  EXPECT_THAT(run({"--tls-ca", ca, "--tls-cert", client_.certificate, "--tls-key", client_.key}),
+              HasSubstr("0 {"));
+  EXPECT_THAT(run({"--tls-ca", ca, "--token-file", token_file}), HasSubstr("0 {"));
+  EXPECT_THAT(run({"--tls-ca", ca}), HasSubstr("1 "));
+  EXPECT_THAT(run({"--tls-ca", ca}), HasSubstr("show a certificate, or a token"));
+  EXPECT_THAT(run({"--token-file", token_file}), HasSubstr("needs TLS"));
+  EXPECT_THAT(run({"--tls-ca", ca, "--token-file", directory_ / "none"}), HasSubstr("2 "));
+}
+
+}  // namespace
+}  // namespace kvmill::testing
