@@ -126,6 +126,20 @@ Option Time(const char* name, const char* help, absl::Duration min, absl::Durati
           [member](const Config& c) { return absl::FormatDuration(c.*member); }};
 }
 
+Option Number(const char* name, const char* help, std::uint32_t max,
+              std::uint32_t Config::*member) {
+  return {{name, "N", help},
+          [member, max](absl::string_view value, Config* c) -> absl::Status {
+            std::uint32_t number = 0;
+            if (!absl::SimpleAtoi(value, &number) || number > max) {
+              return absl::InvalidArgumentError(absl::StrCat("want a number from 0 to ", max));
+            }
+            c->*member = number;
+            return absl::OkStatus();
+          },
+          [member](const Config& c) { return absl::StrCat(c.*member); }};
+}
+
 absl::Status SetDevice(absl::string_view value, Config* c) {
   std::uint32_t ordinal = 0;
   if (value != "auto" && value != "host" &&
@@ -145,7 +159,7 @@ const std::vector<Option>& Options() {
       Address("listen", "TCP address of the gRPC services (not Admin); port 0 picks a free one.",
               &Config::listen),
       Address("admin", "TCP address of the Admin service.", &Config::admin),
-      Address("metrics", "Address of /metrics, /healthz and /readyz (plain HTTP).",
+      Address("metrics", "Address of /metrics, /healthz, /readyz and a status page (plain HTTP).",
               &Config::metrics),
       {{"ucx", "HOST", "Address of the UCX data plane: HOST, HOST:PORT or [IPv6]:PORT, numeric."},
        [](absl::string_view value, Config* c) -> absl::Status {
@@ -265,6 +279,13 @@ const std::vector<Option>& Options() {
            kDrainTimeoutMax, &Config::drain_timeout),
       Time("session-grace", "Time to resume a remote session whose stream broke, before it ends.",
            absl::ZeroDuration(), kSessionGraceMax, &Config::session_grace),
+      Number(
+          "error-sample-interval",
+          "One of so many tiles is decoded again as it is stored, to see what was lost; 0: none.",
+          kErrorSampleIntervalMax, &Config::error_sample_interval),
+      Number("metrics-namespaces",
+             "Namespaces that /metrics names, the first ones; the others are shown together.",
+             kMetricsNamespacesMax, &Config::metrics_namespaces),
   };
   return *options;
 }

@@ -22,6 +22,8 @@ namespace kvmill {
 inline constexpr std::uint64_t kHostBytesMin = std::uint64_t{64} << 20;
 inline constexpr std::uint64_t kGpuBytesMin = std::uint64_t{64} << 20;  // Unless it is 0.
 
+inline constexpr std::uint32_t kErrorSampleIntervalMax = 1u << 30;
+inline constexpr std::uint32_t kMetricsNamespacesMax = 256;  // 36 lines of /metrics each.
 inline constexpr std::uint64_t kReplicationRateMin = std::uint64_t{64} << 10;
 
 inline constexpr absl::Duration kDrainTimeoutMax = absl::Hours(1);
@@ -69,6 +71,8 @@ struct Config {
   std::string eviction_policy;                       // Empty: the default.
   absl::Duration drain_timeout = absl::Seconds(10);  // For calls in flight at shutdown.
   absl::Duration session_grace = absl::Seconds(30);  // For a remote session without a stream.
+  std::uint32_t error_sample_interval = 251;         // Tiles; 0: no samples.
+  std::uint32_t metrics_namespaces = 16;             // With metrics of their own.
 };
 
 struct OptionInfo {

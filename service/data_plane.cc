@@ -205,6 +205,13 @@ DataPlane::Stats DataPlane::stats() const {
   for (const auto& [name, counts] : bytes_) {
     stats.bytes[name] = {counts->in.load(std::memory_order_relaxed),
                          counts->out.load(std::memory_order_relaxed)};
+    stats.connections_by_transport[name] = 0;
+  }
+  for (const auto& [tag, peer] : peers_) {
+    if (peer->connection == nullptr) continue;
+    const auto known = stats.connections_by_transport.find(peer->connection->info().transport);
+    ++(known != stats.connections_by_transport.end() ? known->second
+                                                     : stats.connections_by_transport["other"]);
   }
   return stats;
 }

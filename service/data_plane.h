@@ -86,6 +86,7 @@ class DataPlane final : public TransportHandler {
     std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> bytes;  // In, out by transport.
     StageHistogram::Snapshot store_seconds, fetch_seconds;  // That payloads travelled.
     std::uint64_t connections = 0;
+    std::map<std::string, std::uint64_t> connections_by_transport;
     std::uint64_t hosts = 0;  // Let in.
     std::uint64_t calls = 0;
     std::uint64_t staging_bytes = 0;

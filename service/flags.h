@@ -15,6 +15,7 @@ struct Flags {
   std::string config_file;  // --config; empty: none.
   bool check_config = false;
   bool print_config = false;
+  bool print_metrics = false;
   bool help = false;
   bool version = false;
   // (option name, value) of the others, for SetOption, after the file. Of a repeated one the last.

@@ -2,9 +2,11 @@
 
 #include <microhttpd.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <list>
 #include <memory>
@@ -12,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "service/status_page.h"
 
 namespace kvmill {
 namespace {
@@ -21,6 +24,8 @@ namespace {
 constexpr unsigned kSilentSecondsMax = 5;
 constexpr std::size_t kConnectionsMax = 64;
 
+constexpr char kHtml[] = "text/html; charset=utf-8";
+
 struct AddressDelete {
   void operator()(addrinfo* found) const { freeaddrinfo(found); }
 };
@@ -29,6 +34,24 @@ int SocketOf(MHD_Connection* connection) {
   const MHD_ConnectionInfo* info =
       MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
   return info == nullptr ? -1 : info->connect_fd;
+}
+
+// Whether the other end is an address of the loopback interface; false when it is not known.
+bool IsLocal(MHD_Connection* connection) {
+  const MHD_ConnectionInfo* info =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+  if (info == nullptr || info->client_addr == nullptr) return false;
+  if (info->client_addr->sa_family == AF_INET) {
+    sockaddr_in address;
+    std::memcpy(&address, info->client_addr, sizeof(address));
+    return (ntohl(address.sin_addr.s_addr) >> 24) == 127;
+  }
+  if (info->client_addr->sa_family != AF_INET6) return false;
+  sockaddr_in6 address;
+  std::memcpy(&address, info->client_addr, sizeof(address));
+  const std::uint8_t* bytes = address.sin6_addr.s6_addr;
+  if (IN6_IS_ADDR_V4MAPPED(&address.sin6_addr)) return bytes[12] == 127;
+  return IN6_IS_ADDR_LOOPBACK(&address.sin6_addr);
 }
 
 }  // namespace
@@ -111,15 +134,16 @@ class HttpServer::Impl {
       return Respond(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n");
     }
     if (url == "/metrics") {
-      return Respond(connection, MHD_HTTP_OK, handlers_.metrics(),
+      return Respond(connection, MHD_HTTP_OK, handlers_.metrics(IsLocal(connection)),
                      "text/plain; version=0.0.4; charset=utf-8");
     }
+    if (url == "/") return Respond(connection, MHD_HTTP_OK, kStatusPage, kHtml);
     if (url == "/healthz") return Respond(connection, MHD_HTTP_OK, "ok\n");
     if (url == "/readyz") {
       return handlers_.ready() ? Respond(connection, MHD_HTTP_OK, "ready\n")
                                : Respond(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "not ready\n");
     }
-    return Respond(connection, MHD_HTTP_NOT_FOUND, "/metrics, /healthz, /readyz\n");
+    return Respond(connection, MHD_HTTP_NOT_FOUND, "/, /metrics, /healthz, /readyz\n");
   }
 
   static MHD_Result Respond(MHD_Connection* connection, unsigned status, const std::string& body,
@@ -129,6 +153,13 @@ class HttpServer::Impl {
         body.size(), const_cast<char*>(body.data()), MHD_RESPMEM_MUST_COPY);
     if (response == nullptr) return MHD_NO;
     MHD_Result queued = MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    if (queued == MHD_YES && absl::string_view(type) == kHtml) {
+      // The page asks nobody but this server.
+      queued = MHD_add_response_header(
+          response, "Content-Security-Policy",
+          "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src "
+          "'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+    }
     if (queued == MHD_YES) {  // One request a connection.
       queued = MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     }

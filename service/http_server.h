@@ -1,4 +1,5 @@
-// Plain HTTP for probes and scrapers: /metrics, /healthz, /readyz.
+// Plain HTTP for probes, scrapers and people: /metrics, /healthz, /readyz, and / is a page that
+// shows /metrics.
 //
 // libmicrohttpd on one thread, one request a connection. Slow, silent and many callers cannot keep
 // a probe from its answer, nor the server from stopping: a silent connection is closed, and of many
@@ -18,7 +19,8 @@ namespace kvmill {
 class HttpServer {
  public:
   struct Handlers {  // Called from the thread of the server.
-    std::function<std::string()> metrics;
+    // `is_local`: who asks has an address of the loopback interface.
+    std::function<std::string(bool is_local)> metrics;
     std::function<bool()> ready;
   };
 

@@ -20,6 +20,7 @@
 #include "service/flags.h"
 #include "service/leaving.h"
 #include "service/listeners.h"
+#include "service/metrics.h"
 #include "service/node.h"
 #include "storage/core/log.h"
 
@@ -77,6 +78,7 @@ int Main(const std::vector<std::string>& arguments) {
   }
   if (flags->help) return Say(FlagsHelp());
   if (flags->version) return Say(absl::StrCat(kSoftwareVersion, "\n"));
+  if (flags->print_metrics) return Say(MetricsReference());
 
   Config config;
   if (!flags->config_file.empty()) {

@@ -13,6 +13,7 @@
 #include "service/cluster_node.h"
 #include "service/data_plane.h"
 #include "service/transfers.h"
+#include "storage/quantization_errors.h"
 #include "storage/store_stats.h"
 
 namespace kvmill {
@@ -23,6 +24,8 @@ using prometheus::MetricFamily;
 using prometheus::MetricType;
 using Label = ClientMetric::Label;
 
+constexpr char kPrefix[] = "kvmill_";
+
 // What a scrape sees: one snapshot for all families.
 struct Source {
   const ServiceContext& context;
@@ -32,6 +35,7 @@ struct Source {
   double start_unix_seconds;
   const MembershipSnapshot& members;  // Empty without a cluster, and not stale.
   const ClusterBlocks* cluster;       // Null without one.
+  NamespaceNames names;
   // Zeros without a cluster.
   PeerPull::Stats pulled{};
   ClusterBlocks::CopyStats copies{};
@@ -41,6 +45,7 @@ struct Source {
 struct Family {
   const char* name;  // Without the prefix.
   MetricType type;
+  const char* labels;  // Separated by spaces.
   const char* help;
   void (*fill)(const Source& source, MetricFamily* out);
 };
@@ -118,37 +123,77 @@ void PerFormat(const std::array<std::uint64_t, kFormatNameCount>& values, Metric
   }
 }
 
+// A label of its own for each namespace; one of another tenant than the default has it before the
+// name. Names hold no spaces, so what is said here is not a name; and they are UTF-8, as all
+// strings of protobuf.
+std::string NamespaceLabel(const QuantizationErrors::NamespaceErrors& of) {
+  if (of.name.empty()) return "other namespaces";
+  return of.tenant == kDefaultTenant ? of.name : absl::StrCat(of.tenant, " ", of.name);
+}
+
+template <std::size_t kBoundCount>
+void AddTo(const typename Histogram<kBoundCount>::Snapshot& part,
+           typename Histogram<kBoundCount>::Snapshot* total) {
+  for (std::size_t i = 0; i <= kBoundCount; ++i) total->counts[i] += part.counts[i];
+  total->sum += part.sum;
+}
+
+void AddErrors(const Source& s, MetricFamily* out) {
+  if (s.context.errors == nullptr) return;
+  constexpr std::size_t kBoundCount = kQuantizationErrorBounds.size();
+  const auto add = [out](const std::string& label,
+                         const QuantizationErrors::NamespaceErrors& errors) {
+    AddHistogram<kBoundCount>(out, kQuantizationErrorBounds, errors.k,
+                              {{"namespace", label}, {"kind", "k"}});
+    AddHistogram<kBoundCount>(out, kQuantizationErrorBounds, errors.v,
+                              {{"namespace", label}, {"kind", "v"}});
+  };
+  QuantizationErrors::NamespaceErrors all;
+  const std::vector<QuantizationErrors::NamespaceErrors> errors = s.context.errors->snapshot();
+  for (const QuantizationErrors::NamespaceErrors& of : errors) {
+    if (s.names == NamespaceNames::kShown) {
+      add(NamespaceLabel(of), of);
+      continue;
+    }
+    AddTo<kBoundCount>(of.k, &all.k);
+    AddTo<kBoundCount>(of.v, &all.v);
+  }
+  if (s.names == NamespaceNames::kLeftOut && !errors.empty()) add("all namespaces", all);
+}
+
 // The families of docs/contracts.md, which tests compare. `tier` is one of gpu, host, disk, peer.
 const Family kFamilies[] = {
-    {"build_info", MetricType::Gauge, "Constant 1; version, device and boot id of the daemon.",
+    {"build_info", MetricType::Gauge, "version device boot_id",
+     "Constant 1; version, device and boot id of the daemon.",
      [](const Source& s, MetricFamily* out) {
        Add(out, 1.0,
            {{"version", kSoftwareVersion},
             {"device", s.context.device},
             {"boot_id", s.context.boot_id_hex}});
      }},
-    {"start_time_seconds", MetricType::Gauge, "Unix time at which the daemon started.",
+    {"start_time_seconds", MetricType::Gauge, "", "Unix time at which the daemon started.",
      [](const Source& s, MetricFamily* out) { Add(out, s.start_unix_seconds); }},
-    {"draining", MetricType::Gauge, "1 while the daemon drains and refuses stores, else 0.",
+    {"draining", MetricType::Gauge, "", "1 while the daemon drains and refuses stores, else 0.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.context.draining.load(std::memory_order_relaxed) ? 1.0 : 0.0);
      }},
-    {"lookup_requests_total", MetricType::Counter,
+    {"lookup_requests_total", MetricType::Counter, "result",
      "Lookups by result: hit (every block asked for), partial, miss.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.stats.lookup_hit, {{"result", "hit"}});
        Add(out, s.stats.lookup_partial, {{"result", "partial"}});
        Add(out, s.stats.lookup_miss, {{"result", "miss"}});
      }},
-    {"lookup_blocks_total", MetricType::Counter, "Blocks that lookups asked for.",
+    {"lookup_blocks_total", MetricType::Counter, "", "Blocks that lookups asked for.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.lookup_blocks); }},
-    {"lookup_tokens_total", MetricType::Counter, "Tokens of the blocks that lookups asked for.",
+    {"lookup_tokens_total", MetricType::Counter, "", "Tokens of the blocks that lookups asked for.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.lookup_tokens); }},
-    {"hit_blocks_total", MetricType::Counter, "Blocks that lookups found, by tier.",
+    {"hit_blocks_total", MetricType::Counter, "tier", "Blocks that lookups found, by tier.",
      [](const Source& s, MetricFamily* out) { PerHitTier(s, out, &StoreStats::hit_blocks); }},
-    {"hit_tokens_total", MetricType::Counter, "Tokens of the blocks that lookups found, by tier.",
+    {"hit_tokens_total", MetricType::Counter, "tier",
+     "Tokens of the blocks that lookups found, by tier.",
      [](const Source& s, MetricFamily* out) { PerHitTier(s, out, &StoreStats::hit_tokens); }},
-    {"stored_blocks_total", MetricType::Counter,
+    {"stored_blocks_total", MetricType::Counter, "result",
      "Blocks by what became of storing them; raw: of the stored, with at least one 16-bit head.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.stats.stored_blocks, {{"result", "stored"}});
@@ -156,7 +201,7 @@ const Family kFamilies[] = {
        Add(out, s.stats.rejected_blocks, {{"result", "rejected"}});
        Add(out, s.stats.raw_blocks, {{"result", "raw"}});
      }},
-    {"fetched_blocks_total", MetricType::Counter,
+    {"fetched_blocks_total", MetricType::Counter, "path tier result",
      "Blocks fetched, by path, tier they were found in, and result; a miss has no tier.",
      [](const Source& s, MetricFamily* out) {
        for (std::size_t p = 0; p < kFetchPathCount; ++p) {
@@ -168,7 +213,8 @@ const Family kFamilies[] = {
          Add(out, s.stats.fetch_misses[p], {{"path", path}, {"tier", "none"}, {"result", "miss"}});
        }
      }},
-    {"bytes_total", MetricType::Counter, "Bulk bytes of blocks, by direction, path and transport.",
+    {"bytes_total", MetricType::Counter, "direction path transport",
+     "Bulk bytes of blocks, by direction, path and transport.",
      [](const Source& s, MetricFamily* out) {
        for (const Transfer& t : TransfersOf(s.context, s.data)) {
          const auto labels = [&t](const char* direction) {
@@ -179,33 +225,34 @@ const Family kFamilies[] = {
          Add(out, t.bytes_out, labels("out"));
        }
      }},
-    {"raw_bytes_ingested_total", MetricType::Counter,
+    {"raw_bytes_ingested_total", MetricType::Counter, "format",
      "16-bit bytes of the stored blocks, by format.",
      [](const Source& s, MetricFamily* out) { PerFormat(s.stats.raw_bytes_ingested, out); }},
-    {"encoded_bytes_stored_total", MetricType::Counter,
+    {"encoded_bytes_stored_total", MetricType::Counter, "format",
      "Bytes of the stored blocks' pages (records, raw heads, headers, padding), by format.",
      [](const Source& s, MetricFamily* out) { PerFormat(s.stats.encoded_bytes_stored, out); }},
-    {"tier_used_bytes", MetricType::Gauge, "Bytes in use, by tier.",
+    {"tier_used_bytes", MetricType::Gauge, "tier", "Bytes in use, by tier.",
      [](const Source& s, MetricFamily* out) {
        ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
          Add(out, s.stats.tiers[i].used_bytes, {{"tier", tier}});
        });
      }},
-    {"tier_capacity_bytes", MetricType::Gauge, "Capacity in bytes, by tier.",
+    {"tier_capacity_bytes", MetricType::Gauge, "tier", "Capacity in bytes, by tier.",
      [](const Source& s, MetricFamily* out) {
        ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
          Add(out, s.stats.tiers[i].capacity_bytes, {{"tier", tier}});
        });
      }},
-    {"host_huge_page_bytes", MetricType::Gauge, "Host memory for blocks that is in huge pages.",
+    {"host_huge_page_bytes", MetricType::Gauge, "", "Host memory for blocks that is in huge pages.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.huge_page_bytes); }},
-    {"tier_blocks", MetricType::Gauge, "Blocks (layer groups of blocks), by tier.",
+    {"tier_blocks", MetricType::Gauge, "tier", "Blocks (layer groups of blocks), by tier.",
      [](const Source& s, MetricFamily* out) {
        ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
          Add(out, s.stats.tiers[i].blocks, {{"tier", tier}});
        });
      }},
-    {"evicted_blocks_total", MetricType::Counter, "Blocks that left a tier, by reason.",
+    {"evicted_blocks_total", MetricType::Counter, "tier reason",
+     "Blocks that left a tier, by reason.",
      [](const Source& s, MetricFamily* out) {
        ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
          for (std::size_t r = 0; r < kEvictReasonCount; ++r) {
@@ -214,7 +261,7 @@ const Family kFamilies[] = {
          }
        });
      }},
-    {"moved_blocks_total", MetricType::Counter,
+    {"moved_blocks_total", MetricType::Counter, "from to",
      "Blocks that moved between GPU and host memory, by where from and where to.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.stats.moved_blocks[static_cast<std::size_t>(Tier::kGpu)],
@@ -222,23 +269,25 @@ const Family kFamilies[] = {
        Add(out, s.stats.moved_blocks[static_cast<std::size_t>(Tier::kHost)],
            {{"from", "gpu"}, {"to", "host"}});
      }},
-    {"skipped_promotions_total", MetricType::Counter,
+    {"skipped_promotions_total", MetricType::Counter, "",
      "Blocks that could not move to the GPU when it was their turn, and stayed in host memory.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.skipped_promotions); }},
-    {"unpromoted_blocks", MetricType::Gauge, "Blocks that wait to move to the GPU.",
+    {"unpromoted_blocks", MetricType::Gauge, "", "Blocks that wait to move to the GPU.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.unpromoted_blocks); }},
-    {"eviction_age_seconds", MetricType::Histogram, "Age of blocks when they left a tier.",
+    {"eviction_age_seconds", MetricType::Histogram, "tier", "Age of blocks when they left a tier.",
      [](const Source& s, MetricFamily* out) {
        ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
          AddHistogram<kEvictionAgeSecondsBounds.size()>(
              out, kEvictionAgeSecondsBounds, s.stats.eviction_age_seconds[i], {{"tier", tier}});
        });
      }},
-    {"stage_duration_seconds", MetricType::Histogram, "Time spent in a stage of an operation.",
+    {"stage_duration_seconds", MetricType::Histogram, "op stage",
+     "Time spent in a stage of an operation.",
      [](const Source& s, MetricFamily* out) {
        constexpr std::array<std::pair<Stage, std::pair<const char*, const char*>>, kStageCount>
            kStages = {{{Stage::kStoreQueue, {"store", "queue"}},
                        {Stage::kStoreEncode, {"store", "encode"}},
+                       {Stage::kStoreDecode, {"store", "decode"}},
                        {Stage::kStoreDisk, {"store", "disk"}},
                        {Stage::kFetchDisk, {"fetch", "disk"}},
                        {Stage::kFetchTransfer, {"fetch", "transfer"}}}};
@@ -252,35 +301,46 @@ const Family kFamilies[] = {
        AddHistogram<kStageSecondsBounds.size()>(out, kStageSecondsBounds, s.data.fetch_seconds,
                                                 {{"op", "fetch"}, {"stage", "network"}});
      }},
-    {"data_connections", MetricType::Gauge, "Connections of the UCX data plane.",
+    {"quantization_error_ratio", MetricType::Histogram, "namespace kind",
+     "What encoding lost of sampled tiles, as |decoded - stored| / |stored|, of K and of V (kind).",
+     AddErrors},
+    {"data_transport_connections", MetricType::Gauge, "transport",
+     "Connections of the UCX data plane by the transport that UCX negotiated.",
+     [](const Source& s, MetricFamily* out) {
+       for (const auto& [transport, connections] : s.data.connections_by_transport) {
+         Add(out, connections, {{"transport", transport}});
+       }
+     }},
+    {"data_connections", MetricType::Gauge, "", "Connections of the UCX data plane.",
      [](const Source& s, MetricFamily* out) { Add(out, s.data.connections); }},
-    {"data_hosts", MetricType::Gauge, "Hosts that may reach UCX's ports.",
+    {"data_hosts", MetricType::Gauge, "", "Hosts that may reach UCX's ports.",
      [](const Source& s, MetricFamily* out) { Add(out, s.data.hosts); }},
-    {"data_calls", MetricType::Gauge, "Calls that run on the UCX data plane.",
+    {"data_calls", MetricType::Gauge, "", "Calls that run on the UCX data plane.",
      [](const Source& s, MetricFamily* out) { Add(out, s.data.calls); }},
-    {"staging_bytes", MetricType::Gauge, "Memory that holds received chunks of stores.",
+    {"staging_bytes", MetricType::Gauge, "", "Memory that holds received chunks of stores.",
      [](const Source& s, MetricFamily* out) { Add(out, s.data.staging_bytes); }},
-    {"sessions", MetricType::Gauge, "Sessions of clients.",
+    {"sessions", MetricType::Gauge, "", "Sessions of clients.",
      [](const Source& s, MetricFamily* out) { Add(out, s.sessions.sessions); }},
-    {"leases", MetricType::Gauge, "Leases of sessions on blocks.",
+    {"leases", MetricType::Gauge, "", "Leases of sessions on blocks.",
      [](const Source& s, MetricFamily* out) { Add(out, s.sessions.leases); }},
-    {"leased_bytes", MetricType::Gauge, "Bytes of the blocks under lease.",
+    {"leased_bytes", MetricType::Gauge, "", "Bytes of the blocks under lease.",
      [](const Source& s, MetricFamily* out) { Add(out, s.sessions.leased_bytes); }},
-    {"registrations", MetricType::Gauge, "Engines' memory that sessions registered.",
+    {"registrations", MetricType::Gauge, "", "Engines' memory that sessions registered.",
      [](const Source& s, MetricFamily* out) { Add(out, s.sessions.registrations); }},
-    {"lease_expirations_total", MetricType::Counter,
+    {"lease_expirations_total", MetricType::Counter, "",
      "Leases whose time was over before they were released.",
      [](const Source& s, MetricFamily* out) { Add(out, s.sessions.lease_expirations); }},
-    {"referenced_blocks", MetricType::Gauge, "Holds on blocks, of leases and of running fetches.",
+    {"referenced_blocks", MetricType::Gauge, "",
+     "Holds on blocks, of leases and of running fetches.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.references); }},
-    {"checksum_failures_total", MetricType::Counter,
+    {"checksum_failures_total", MetricType::Counter, "tier",
      "Copies that were dropped because a checksum or header was wrong, by tier.",
      [](const Source& s, MetricFamily* out) { PerTier(s, out, &StoreStats::checksum_failures); }},
-    {"unwritten_blocks", MetricType::Gauge, "Sealed blocks that wait to be written to disk.",
+    {"unwritten_blocks", MetricType::Gauge, "", "Sealed blocks that wait to be written to disk.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.unwritten_blocks); }},
-    {"assembling_blocks", MetricType::Gauge, "Blocks of which some heads are still missing.",
+    {"assembling_blocks", MetricType::Gauge, "", "Blocks of which some heads are still missing.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.assembling_blocks); }},
-    {"members", MetricType::Gauge, "Nodes of the cluster as this one knows it, by state.",
+    {"members", MetricType::Gauge, "state", "Nodes of the cluster as this one knows it, by state.",
      [](const Source& s, MetricFamily* out) {
        std::uint64_t serving = 0;
        std::uint64_t draining = 0;
@@ -290,96 +350,99 @@ const Family kFamilies[] = {
        Add(out, serving, {{"state", "serving"}});
        Add(out, draining, {{"state", "draining"}});
      }},
-    {"membership_stale", MetricType::Gauge,
+    {"membership_stale", MetricType::Gauge, "",
      "1 while this node's knowledge of the cluster may not be what etcd has.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.members.stale || s.members.keeping ? 1.0 : 0.0);
      }},
-    {"peer_info", MetricType::Gauge, "Constant 1 for each other node of the cluster.",
+    {"peer_info", MetricType::Gauge, "peer transport",
+     "Constant 1 for each other node of the cluster.",
      [](const Source& s, MetricFamily* out) {
        PerPeer(s, out, [](const GrpcPeers::PeerStats&) { return 1.0; });
      }},
-    {"peer_requests_total", MetricType::Counter, "Questions that another node was asked.",
+    {"peer_requests_total", MetricType::Counter, "peer transport",
+     "Questions that another node was asked.",
      [](const Source& s, MetricFamily* out) {
        PerPeer(s, out, [](const GrpcPeers::PeerStats& stats) { return stats.requests; });
      }},
-    {"peer_failures_total", MetricType::Counter,
+    {"peer_failures_total", MetricType::Counter, "peer transport",
      "Questions that another node did not answer in time, or with an error.",
      [](const Source& s, MetricFamily* out) {
        PerPeer(s, out, [](const GrpcPeers::PeerStats& stats) { return stats.failures; });
      }},
-    {"pulled_blocks_total", MetricType::Counter,
+    {"pulled_blocks_total", MetricType::Counter, "result",
      "Blocks that this node fetched from others, by what became of it.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.pulled.blocks, {{"result", "stored"}});
        Add(out, s.pulled.missing_blocks, {{"result", "miss"}});
        Add(out, s.pulled.damaged_blocks, {{"result", "damaged"}});
      }},
-    {"pulled_bytes_total", MetricType::Counter, "Bytes of the blocks that were stored so.",
+    {"pulled_bytes_total", MetricType::Counter, "", "Bytes of the blocks that were stored so.",
      [](const Source& s, MetricFamily* out) { Add(out, s.pulled.bytes); }},
-    {"replication_bytes_total", MetricType::Counter,
+    {"replication_bytes_total", MetricType::Counter, "",
      "Bytes of the blocks of others that this node copied to keep them.",
      [](const Source& s, MetricFamily* out) { Add(out, s.copies.copied.copied_bytes); }},
-    {"replication_blocks_total", MetricType::Counter,
+    {"replication_blocks_total", MetricType::Counter, "result",
      "Blocks that this node asked others for to keep them, by what became of it.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.copies.copied.copied_blocks, {{"result", "copied"}});
        Add(out, s.copies.copied.failed_blocks, {{"result", "failed"}});
      }},
-    {"replication_queue_runs", MetricType::Gauge, "Runs of blocks that wait to be copied here.",
+    {"replication_queue_runs", MetricType::Gauge, "", "Runs of blocks that wait to be copied here.",
      [](const Source& s, MetricFamily* out) { Add(out, s.copies.queued_runs); }},
-    {"handed_over_blocks_total", MetricType::Counter,
+    {"handed_over_blocks_total", MetricType::Counter, "result",
      "Blocks of this node, as it left: on other nodes (safe), and on no other that is known "
      "(left).",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.copies.handed_over_blocks, {{"result", "safe"}});
        Add(out, s.copies.left_blocks, {{"result", "left"}});
      }},
-    {"pointer_differences_total", MetricType::Counter,
+    {"pointer_differences_total", MetricType::Counter, "",
      "Ranges of anchors of which a home knew other than this node had told it.",
      [](const Source& s, MetricFamily* out) { Add(out, s.copies.differed_digests); }},
-    {"tickets", MetricType::Gauge,
+    {"tickets", MetricType::Gauge, "side",
      "Tickets by side: made here and not over (producer), being redeemed here (consumer).",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.tickets.tickets, {{"side", "producer"}});
        Add(out, s.tickets.redeeming, {{"side", "consumer"}});
      }},
-    {"ticket_bytes", MetricType::Gauge,
+    {"ticket_bytes", MetricType::Gauge, "side",
      "Bytes of blocks that tickets hold, and of copies that they bring, by side.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.tickets.held_bytes, {{"side", "producer"}});
        Add(out, s.tickets.copy_bytes, {{"side", "consumer"}});
      }},
-    {"tickets_created_total", MetricType::Counter, "Tickets that were made here.",
+    {"tickets_created_total", MetricType::Counter, "", "Tickets that were made here.",
      [](const Source& s, MetricFamily* out) { Add(out, s.tickets.made.created); }},
-    {"tickets_ended_total", MetricType::Counter, "Tickets that were made here, by how they ended.",
+    {"tickets_ended_total", MetricType::Counter, "end",
+     "Tickets that were made here, by how they ended.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.tickets.made.acknowledged, {{"end", "acknowledged"}});
        Add(out, s.tickets.made.revoked, {{"end", "revoked"}});
        Add(out, s.tickets.made.expired, {{"end", "deadline"}});
      }},
-    {"redeemed_blocks_total", MetricType::Counter,
+    {"redeemed_blocks_total", MetricType::Counter, "result",
      "Blocks (layer groups of blocks) of tickets that were redeemed here, by their fate.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.tickets.redeemed.sealed, {{"result", "sealed"}});
        Add(out, s.tickets.redeemed.exists, {{"result", "exists"}});
        Add(out, s.tickets.redeemed.missed, {{"result", "missed"}});
      }},
-    {"ticket_pages_total", MetricType::Counter,
+    {"ticket_pages_total", MetricType::Counter, "result",
      "Pages that came here with tickets, by what became of them.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.tickets.pulled.pages, {{"result", "right"}});
        Add(out, s.tickets.pulled.damaged_pages, {{"result", "damaged"}});
      }},
-    {"ticket_pages_bytes_total", MetricType::Counter, "Bytes of the pages that were right.",
+    {"ticket_pages_bytes_total", MetricType::Counter, "", "Bytes of the pages that were right.",
      [](const Source& s, MetricFamily* out) { Add(out, s.tickets.pulled.bytes); }},
-    {"metadata_bytes", MetricType::Gauge, "Memory of the index and what belongs to it.",
+    {"metadata_bytes", MetricType::Gauge, "", "Memory of the index and what belongs to it.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.metadata_bytes); }},
 };
 
 }  // namespace
 
-std::vector<MetricFamily> Metrics::Collect() const {
+std::vector<MetricFamily> Metrics::Collect(NamespaceNames names) const {
   const StoreStats stats = context_.store.stats();
   DataPlane::Stats data;
   if (context_.data_plane != nullptr) data = context_.data_plane->stats();
@@ -395,7 +458,8 @@ std::vector<MetricFamily> Metrics::Collect() const {
                 sessions,
                 start_unix_seconds_,
                 members == nullptr ? none : *members,
-                cluster == nullptr ? nullptr : &cluster->blocks()};
+                cluster == nullptr ? nullptr : &cluster->blocks(),
+                names};
   if (source.cluster != nullptr) {
     source.pulled = source.cluster->pull_stats();
     source.copies = source.cluster->copy_stats();
@@ -404,7 +468,7 @@ std::vector<MetricFamily> Metrics::Collect() const {
   std::vector<MetricFamily> families;
   for (const Family& family : kFamilies) {
     MetricFamily out;
-    out.name = absl::StrCat("kvmill_", family.name);
+    out.name = absl::StrCat(kPrefix, family.name);
     out.help = family.help;
     out.type = family.type;
     family.fill(source, &out);
@@ -413,10 +477,21 @@ std::vector<MetricFamily> Metrics::Collect() const {
   return families;
 }
 
-std::string Metrics::Serialize() const {
+std::string Metrics::Serialize(NamespaceNames names) const {
   std::ostringstream text;
-  prometheus::TextSerializer().Serialize(text, Collect());
+  prometheus::TextSerializer().Serialize(text, Collect(names));
   return text.str();
+}
+
+std::vector<MetricInfo> MetricInfos() {
+  std::vector<MetricInfo> infos;
+  for (const Family& family : kFamilies) {
+    const char* const type = family.type == MetricType::Counter ? "counter"
+                             : family.type == MetricType::Gauge ? "gauge"
+                                                                : "histogram";
+    infos.push_back({absl::StrCat(kPrefix, family.name), type, family.labels, family.help});
+  }
+  return infos;
 }
 
 }  // namespace kvmill

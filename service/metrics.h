@@ -1,11 +1,12 @@
-// Prometheus metrics: every name, type, help text and source in one table (metrics.cc).
+// Prometheus metrics: every name, type, help text, labels and source in one table (metrics.cc).
+// docs/metrics.md is that table, printed.
 //
 // Nothing is counted here: a scrape reads what the tiered store and the service counted, each at
 // the place where it was decided.
 #ifndef KVMILL_SERVICE_METRICS_H_
 #define KVMILL_SERVICE_METRICS_H_
 
-#include <prometheus/collectable.h>
+#include <prometheus/metric_family.h>
 
 #include <string>
 #include <vector>
@@ -14,20 +15,35 @@
 
 namespace kvmill {
 
+// Namespaces are named after tenants' models. Whoever is not known to be of this host sees one
+// histogram over all of them (docs/decisions/0040-what-metrics-show.md).
+enum class NamespaceNames { kShown, kLeftOut };
+
 // Thread-safe. `context` must outlive it.
-class Metrics final : public prometheus::Collectable {
+class Metrics {
  public:
   Metrics(const ServiceContext& context, double start_unix_seconds)
       : context_(context), start_unix_seconds_(start_unix_seconds) {}
 
-  std::vector<prometheus::MetricFamily> Collect() const override;
+  std::vector<prometheus::MetricFamily> Collect(NamespaceNames names) const;
   // In the text exposition format.
-  std::string Serialize() const;
+  std::string Serialize(NamespaceNames names) const;
 
  private:
   const ServiceContext& context_;
   const double start_unix_seconds_;
 };
+
+struct MetricInfo {
+  std::string name;  // With prefix.
+  const char* type = "";
+  const char* labels = "";  // Separated by spaces.
+  const char* help = "";
+};
+// Every family, in the order of /metrics.
+std::vector<MetricInfo> MetricInfos();
+// docs/metrics.md.
+std::string MetricsReference();
 
 }  // namespace kvmill
 

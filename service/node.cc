@@ -56,6 +56,7 @@
 #include "storage/core/worker_pool.h"
 #include "storage/device/device.h"
 #include "storage/page_pool.h"
+#include "storage/quantization_errors.h"
 #include "storage/rocks_disk_store.h"
 #include "storage/tiered_store.h"
 
@@ -147,6 +148,7 @@ class Node::Impl {
   std::unique_ptr<Device> device_;
   std::unique_ptr<Device> stand_in_;  // For a GPU, where the device is the host: for tests.
   std::unique_ptr<HeldRuns> held_;    // Null without --cluster.
+  std::unique_ptr<QuantizationErrors> errors_;  // Null without --error-sample-interval.
   std::unique_ptr<TieredStore> store_;
   std::unique_ptr<WorkerPool> encode_pool_;
   std::unique_ptr<WorkerPool> io_pool_;
@@ -217,6 +219,7 @@ absl::Status Node::Impl::Start() {
   context_->data_dir = config_.data_dir;
   context_->has_other_tiers = !config_.data_dir.empty() || config_.gpu_bytes > 0;
   context_->reads_gpu_memory = device_regions_ != nullptr;
+  context_->errors = errors_.get();
   context_->encode_threads = threads;
   context_->start_nanos = clock_.MonotonicNanos();
   cache_ = std::make_unique<CacheService>(*context_);
@@ -305,6 +308,12 @@ absl::Status Node::Impl::OpenStore() {
   if (config_.cluster != "none") {
     held_ = std::make_unique<HeldRuns>(HeldRuns::Options{.tenant = kDefaultTenant});
     options.observer = held_.get();
+  }
+  if (config_.error_sample_interval > 0) {
+    errors_ = std::make_unique<QuantizationErrors>(
+        QuantizationErrors::Options{.sample_interval = config_.error_sample_interval,
+                                    .namespaces_max = config_.metrics_namespaces});
+    options.errors = errors_.get();
   }
   options.prefault_progress = [](std::uint64_t done, std::uint64_t total) {
     LogInfo(absl::StrCat("host memory: ", done >> 20, " of ", total >> 20, " MiB touched"));
@@ -400,8 +409,12 @@ absl::Status Node::Impl::StartHttp() {
   metrics_ =
       std::make_unique<Metrics>(*context_, static_cast<double>(clock_.UnixMillis()) / 1000.0);
   KVMILL_ASSIGN_OR_RETURN(
-      http_, HttpServer::Start(
-                 address, {[this] { return metrics_->Serialize(); }, [this] { return Ready(); }}));
+      http_,
+      HttpServer::Start(address, {[this](bool is_local) {
+                                    return metrics_->Serialize(is_local ? NamespaceNames::kShown
+                                                                        : NamespaceNames::kLeftOut);
+                                  },
+                                  [this] { return Ready(); }}));
   return absl::OkStatus();
 }
 
@@ -580,6 +593,7 @@ void Node::Impl::StopStore() {
         LogWarning("drain: a reader still holds pages; the store is left to the process exit");
         static_cast<void>(store_.release());
         static_cast<void>(held_.release());  // Whom the store tells.
+        static_cast<void>(errors_.release());
         static_cast<void>(device_.release());
         static_cast<void>(stand_in_.release());
         return;

@@ -26,6 +26,7 @@ class ClusterNode;
 class ClusterTickets;
 class DataPlane;
 class PeerAnswers;
+class QuantizationErrors;
 
 // Limits that the outside meets; refusals name the value and the limit.
 inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{4} << 20;
@@ -73,6 +74,7 @@ struct ServiceContext {
   std::atomic<ClusterTickets*> tickets{nullptr};    // Of the cluster.
   ServiceCounters counters{};
   std::atomic<bool> draining{false};
+  const QuantizationErrors* errors = nullptr;  // Of samples of stored tiles; null: none.
 
   // A namespace of the caller's tenant. NOT_FOUND for an unknown one, INVALID_ARGUMENT for a
   // malformed reference.

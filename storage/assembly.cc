@@ -9,6 +9,7 @@
 #include "storage/core/check.h"
 #include "storage/core/status_macros.h"
 #include "storage/head_source.h"
+#include "storage/quantization_errors.h"
 
 namespace kvmill {
 namespace {
@@ -199,8 +200,8 @@ absl::StatusOr<WriteResult> BlockWriter::Assembly::WriteHeads(std::uint32_t laye
     SealSlot(pages_[layer], head);
     ++result.raw_heads;
   }
+  absl::InlinedVector<EncodeResult, 16> outcomes(tiles.size());
   if (!tiles.empty()) {
-    absl::InlinedVector<EncodeResult, 16> outcomes(tiles.size());
     absl::Status status =
         source.Encode(format_, space_.spec.frame, tiles, absl::MakeSpan(outcomes));
     if (!status.ok()) {
@@ -232,8 +233,31 @@ absl::StatusOr<WriteResult> BlockWriter::Assembly::WriteHeads(std::uint32_t laye
   const std::int64_t now_nanos = host_.clock().MonotonicNanos();
   host_.ObserveEncode(static_cast<double>(now_nanos - start_nanos) * 1e-9);
   last_progress_nanos_.store(now_nanos, std::memory_order_relaxed);
+  if (QuantizationErrors* const errors = host_.errors(); errors != nullptr && !tiles.empty()) {
+    SampleErrors(*errors, layer, head_begin, heads, tile_heads, outcomes, source);
+  }
   KVMILL_RETURN_IF_ERROR(Finish(layer, result.written_heads, &result));
   return result;
+}
+
+void BlockWriter::Assembly::SampleErrors(QuantizationErrors& errors, std::uint32_t layer,
+                                         std::uint32_t head_begin,
+                                         absl::Span<const HeadInput> heads,
+                                         absl::Span<const std::uint32_t> tile_heads,
+                                         absl::Span<const EncodeResult> outcomes,
+                                         HeadSource& source) {
+  for (std::size_t t = errors.FirstSample(tile_heads.size()); t < tile_heads.size();
+       t += errors.sample_interval()) {
+    if (outcomes[t] != EncodeResult::kTile) continue;  // Raw: nothing is lost.
+    const std::int64_t start_nanos = host_.clock().MonotonicNanos();
+    const std::uint32_t i = tile_heads[t];
+    const absl::StatusOr<HeadInput> input =
+        source.OnHost(heads[i], origin_.token_count, format_.head_dim);
+    if (!input.ok()) return;  // The tile is there all the same.
+    // Before Finish: its page stays where it is until all its heads are finished.
+    errors.Observe(space_, format_, *input, SlotContents(pages_[layer], head_begin + i).data());
+    host_.ObserveDecode(static_cast<double>(host_.clock().MonotonicNanos() - start_nanos) * 1e-9);
+  }
 }
 
 absl::StatusOr<WriteResult> BlockWriter::Assembly::WriteRecord(std::uint32_t layer,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "kernels/encode.h"
 #include "storage/block_writer.h"
 #include "storage/core/clock.h"
 #include "storage/core/mutex.h"
@@ -34,6 +35,8 @@ struct SealedBlock {
   std::uint32_t raw_heads = 0;
 };
 
+class QuantizationErrors;  // storage/quantization_errors.h
+
 // What an assembly needs from the store around it.
 class AssemblyHost {
  public:
@@ -53,6 +56,9 @@ class AssemblyHost {
   // Forgets an assembly that was given up.
   virtual void Abandoned(const BlockWriter::Assembly& assembly, const absl::Status& why) = 0;
   virtual void ObserveEncode(double seconds) = 0;
+  // Who samples what encoding loses; may be null.
+  virtual QuantizationErrors* errors() = 0;
+  virtual void ObserveDecode(double seconds) = 0;
 };
 
 // What every head of the block is stored as: raw in sink blocks and tails, else a tile (but for
@@ -108,6 +114,10 @@ struct BlockWriter::Assembly : std::enable_shared_from_this<BlockWriter::Assembl
                         std::byte* to) const;
   // One head that a tile cannot hold: its 16-bit bytes wait beside the page for the others.
   absl::Status KeepRaw(std::uint32_t layer, std::uint32_t head, const HeadInput& input);
+  // Compares those of the tiles just written that are its samples with what came in.
+  void SampleErrors(QuantizationErrors& errors, std::uint32_t layer, std::uint32_t head_begin,
+                    absl::Span<const HeadInput> heads, absl::Span<const std::uint32_t> tile_heads,
+                    absl::Span<const EncodeResult> outcomes, HeadSource& source);
   absl::Status NonFiniteError(std::uint32_t layer, std::uint32_t head,
                               const HeadInput& input) const;
   // So many heads of the layer are complete, and maybe with them the layer, and the block.

@@ -217,11 +217,17 @@ bool MemoryTiers::DropCopy(const BlockId& id, Tier tier) {
   return true;
 }
 
-void MemoryTiers::DiskCopyIsGone(const BlockId& id) {
+void MemoryTiers::EvictedFromDisk(const BlockId& id) {
   Telling telling(observer_);
   MutexLock lock(policy_mu_);
   EntryId entry = kNoEntry;
-  index_.Find(id, [&](EntryId found, BlockEntry&) { entry = found; });
+  const std::uint32_t now_s = NowSeconds();
+  std::uint32_t age_s = 0;
+  index_.Find(id, [&](EntryId found, BlockEntry& e) {
+    entry = found;
+    age_s = now_s - std::min(now_s, e.inserted_at_s);
+  });
+  CountEvicted(Tier::kDisk, EvictReason::kCapacity, age_s);
   if (entry != kNoEntry) DiskCopyIsGoneLocked(entry, &telling);
 }
 

@@ -95,10 +95,11 @@ class MemoryTiers {
   // Drops only the copy in this tier, and the block with it when it is nowhere else. False when it
   // is not in that tier or referenced.
   bool DropCopy(const BlockId& id, Tier tier);
-  // The disk no longer has it: clears kOnDisk, and removes the block when memory has no copy
-  // either.
-  void DiskCopyIsGone(const BlockId& id);
-  // The same of a block that the caller refers to; nothing when it was removed.
+  // The disk evicted it, which is counted: clears kOnDisk, and removes the block when memory has no
+  // copy either.
+  void EvictedFromDisk(const BlockId& id);
+  // The disk no longer has a block that the caller refers to; nothing when it was removed. Not
+  // counted.
   void DiskCopyIsGone(EntryId entry);
 
   // Drops a reference that was taken under the entry's lock (references + 1).

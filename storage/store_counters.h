@@ -52,7 +52,7 @@ struct StoreCounters {
   std::array<StageHistogram, kStageCount> stage_seconds{
       StageHistogram{kStageSecondsBounds}, StageHistogram{kStageSecondsBounds},
       StageHistogram{kStageSecondsBounds}, StageHistogram{kStageSecondsBounds},
-      StageHistogram{kStageSecondsBounds}};
+      StageHistogram{kStageSecondsBounds}, StageHistogram{kStageSecondsBounds}};
   std::array<EvictionAgeHistogram, kTierCount> eviction_age_seconds{
       EvictionAgeHistogram{kEvictionAgeSecondsBounds},
       EvictionAgeHistogram{kEvictionAgeSecondsBounds},

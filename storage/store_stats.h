@@ -34,9 +34,10 @@ enum class Stage : std::uint8_t {
   kStoreDisk = 1,
   kFetchDisk = 2,
   kStoreQueue = 3,
-  kFetchTransfer = 4  // From the GPU's memory to the host's.
+  kFetchTransfer = 4,  // From the GPU's memory to the host's.
+  kStoreDecode = 5     // Of sampled tiles, to see how far they are from what came in.
 };
-inline constexpr std::size_t kStageCount = 5;
+inline constexpr std::size_t kStageCount = 6;
 
 inline constexpr std::array<double, 12> kStageSecondsBounds = {1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3,
                                                                1e-2, 5e-2, 0.1,  0.5,  1,    5};

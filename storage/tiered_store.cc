@@ -127,9 +127,12 @@ absl::Status TieredStore::Impl::Start() {
     disk_->SetEvictedCallback([this](absl::Span<const DiskBlockId> ids) {
       for (const DiskBlockId& id : ids) {
         const OpenedNamespace* space = namespaces_.Find(id.fingerprint);
-        if (space != nullptr) tiers_->DiskCopyIsGone({space->id, id.group, id.key});
+        if (space == nullptr) {  // One that could not be read at the start.
+          counters_.evicted(Tier::kDisk, EvictReason::kCapacity).Add();
+          continue;
+        }
+        tiers_->EvictedFromDisk({space->id, id.group, id.key});
       }
-      counters_.evicted(Tier::kDisk, EvictReason::kCapacity).Add(ids.size());
     });
     loader_ = std::make_unique<DiskLoader>(*disk_, *pool_, *tiers_, clock_, counters_);
     KVMILL_RETURN_IF_ERROR(RecoverFromDisk());

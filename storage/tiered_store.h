@@ -49,7 +49,8 @@
 
 namespace kvmill {
 
-class BlockHold;  // storage/block_hold.h
+class BlockHold;           // storage/block_hold.h
+class QuantizationErrors;  // storage/quantization_errors.h
 struct BlockHoldListener;
 
 // A pinned block: its pages stay where they are, and unchanged, until the last reference is gone.
@@ -103,6 +104,8 @@ class TieredStore {
     // Told of blocks that come and go, but not of those found on disk before Create returns; null:
     // nobody is, and links are not kept in memory. Outlives the store.
     StoreObserver* observer = nullptr;
+    // Takes samples of what encoding loses; null: nobody does. Outlives the store.
+    QuantizationErrors* errors = nullptr;
   };
 
   // `disk` may be null: no disk tier. Reads the namespaces and the index of `disk` before it

@@ -53,6 +53,10 @@ class TieredStore::Impl : public AssemblyHost {
   void ObserveEncode(double seconds) override {
     counters_.ObserveStage(Stage::kStoreEncode, seconds);
   }
+  QuantizationErrors* errors() override { return options_.errors; }
+  void ObserveDecode(double seconds) override {
+    counters_.ObserveStage(Stage::kStoreDecode, seconds);
+  }
 
   // Of the candidates behind the first `keys`, all of which are there, the longest that every layer
   // group has; null when there is none. `*key`: what it is stored under.

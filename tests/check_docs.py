@@ -18,7 +18,7 @@ IGNORED_FOLDERS = {"build", "__pycache__", ".git", ".cache"}
 CONTRACTS = "docs/contracts.md"
 METRICS = "service/metrics.cc"
 FAMILY = re.compile(r'^\s*\{"([a-z_]+)",\s*MetricType::(\w+),', re.MULTILINE)
-NOT_IN_THE_FILE = {"config", "check-config", "print-config", "help", "version"}
+NOT_IN_THE_FILE = {"config", "check-config", "print-config", "print-metrics", "help", "version"}
 
 
 def read(root, path):

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""The status page in a headless Chromium: what it shows is what a load did, with a keyboard and on a phone, and it asks
+nobody but the daemon (ctest `status_page_test`). Screenshots are left in --out.
+
+status_page_test.py --bin-dir DIR --source-dir DIR --chromium PROGRAM --out DIR, with PYTHONPATH=BUILD/python.
+"""
+import argparse
+import json
+import os
+import sys
+import unittest
+import urllib.request
+
+import numpy as np
+
+import kvmill
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path += [HERE, os.path.join(HERE, "..", "client", "cli")]
+import cli_support  # noqa: E402  # pylint: disable=wrong-import-position
+from chromium import Chromium  # noqa: E402  # pylint: disable=wrong-import-position
+
+PROGRAM = OUT = ""
+BYTES_MAX = 60_000
+LAYERS, HEADS, HEAD_DIM, TOKENS = 2, 2, 64, 64
+
+
+class StatusPageTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = cli_support.Daemon("--metrics", "127.0.0.1:0", "--error-sample-interval", "1")
+        cls.addClassCleanup(cls.daemon.remove)
+        cls.addClassCleanup(cls.daemon.stop)
+        cls.url = f"http://{cls.daemon.ready['metrics']}/"
+        with kvmill.Client(cls.daemon.server, timeout=60) as client:
+            ns = client.open_namespace("<b>name</b>", kvmill.NamespaceSpec(
+                groups=[kvmill.LayerGroup(range(LAYERS), HEADS, HEAD_DIM)], model="m", block_tokens=TOKENS))
+            random = np.random.default_rng(1)
+            keys = [b"block %08d" % i for i in range(4)]
+            client.store(ns, [kvmill.Block(key, [tuple(random.standard_normal((TOKENS, HEADS, HEAD_DIM)).astype(np.float16)
+                                                       for _ in "kv") for _ in range(LAYERS)]) for key in keys[:3]])
+            assert client.lookup(ns, keys).hit_blocks == 3
+        cls.chromium = Chromium(PROGRAM)
+        cls.addClassCleanup(cls.chromium.stop)
+
+    def open(self, width=1200, height=900, mobile=False):
+        self.chromium.open(self.url, width, height, mobile)
+        self.chromium.wait("document.querySelectorAll('#tiers tr').length > 0 && !!document.querySelector('#numbers dd')")
+
+    def number(self, name):
+        return self.chromium.run(f"[...document.querySelectorAll('#numbers div')].find(d => d.querySelector('dt').textContent === "
+                                 f"{json.dumps(name)}).querySelector('dd').textContent")
+
+    def table(self, name):
+        return self.chromium.run(f"[...document.querySelectorAll('#{name} tr')].map(r => [...r.cells].map(c => c.textContent))")
+
+    def test_the_page_is_small_and_may_ask_only_the_daemon(self):
+        with urllib.request.urlopen(self.url, timeout=60) as answer:
+            self.assertLess(len(answer.read()), BYTES_MAX)
+            self.assertEqual(answer.headers["Content-Type"], "text/html; charset=utf-8")
+            self.assertIn("default-src 'none'; connect-src 'self'", answer.headers["Content-Security-Policy"])
+
+    def test_it_shows_what_the_load_did(self):
+        self.open()
+        self.assertEqual(self.chromium.run("document.getElementById('state').textContent"), "serving")
+        self.assertEqual(self.number("Hit rate, tokens"), "75.0 %")
+        self.assertEqual(self.number("Hit rate, blocks"), "75.0 %")
+        self.assertEqual(self.number("Compression"), f"{4 * TOKENS * HEAD_DIM * HEADS / (192 + HEADS * 3840):.2f}×")
+        self.assertEqual(self.number("Stored blocks"), "3")
+        tiers = {row[0]: row for row in self.table("tiers")}
+        self.assertEqual(set(tiers), {"host", "disk"})
+        self.assertEqual((tiers["host"][2], tiers["host"][4], tiers["host"][5]), ("256.0 MiB", "3", str(3 * TOKENS)))
+        namespace = self.table("namespaces")[0]  # As text, not as markup.
+        self.assertEqual(namespace[:2], ["<b>name</b>", str(3 * LAYERS * HEADS)])
+        self.assertEqual(self.table("peers"), [["none"]])
+        self.chromium.wait("document.getElementById('hit-line').getAttribute('d').length > 0")
+        self.chromium.screenshot(os.path.join(OUT, "status_page.png"))
+        requested = self.chromium.requested()
+        self.assertIn(self.url + "metrics", requested)
+        self.assertEqual([url for url in requested if not url.startswith(self.url) and url != "about:blank"], [])
+        self.assertEqual(self.chromium.complaints(), [])
+
+    def test_what_fits_is_what_the_command_line_says(self):
+        self.open()
+        said = cli_support.Case.kvmill(self, "capacity", "--layers", 36, "--kv-heads", 8, "--head-dim", 128, "--format", "k4v2_g128",
+                                       "--memory", "16GiB", "--json", server=False).json()
+        fits = self.chromium.run("document.getElementById('fits').textContent")
+        for part in (f"{said['tokens']:,} tokens", f"in 16 bits {said['tokens_fp16']:,} tokens", f"Gain {said['gain']:.2f}×"):
+            self.assertIn(part, fits)
+
+    def test_it_works_with_the_keyboard(self):
+        self.open()
+        seen = []
+        while "memory" not in seen:
+            self.assertLess(len(seen), 30, seen)
+            self.chromium.press("Tab")
+            seen.append(self.chromium.run("document.activeElement.name || document.activeElement.getAttribute('aria-labelledby')"))
+            if seen[-1] == "vb":  # From 2 bits to 4.
+                self.chromium.press("ArrowDown")
+            if seen[-1] == "context":
+                self.chromium.run("document.activeElement.select()")
+                self.chromium.type("1000")
+        self.assertEqual([name for name in seen if name in ("kb", "vb", "group", "dim", "layers", "heads", "context", "memory")],
+                         ["kb", "vb", "group", "dim", "layers", "heads", "context", "memory"])
+        self.chromium.run("document.activeElement.select()")
+        self.chromium.type("1")
+        said = cli_support.Case.kvmill(self, "capacity", "--layers", 36, "--kv-heads", 8, "--head-dim", 128, "--format", "k4v4_g128",
+                                       "--memory", "1GiB", "--json", server=False).json()
+        self.chromium.wait(f"document.getElementById('fits').textContent.startsWith('{said['tokens']:,} tokens, "
+                           f"{said['tokens'] // 1000:,} contexts of 1,000;')")
+        self.chromium.run("document.activeElement.select()")
+        self.chromium.type("0")
+        self.chromium.wait("document.getElementById('fits').textContent === 'Every field takes a number above 0.'")
+
+    def test_it_fits_a_phone(self):
+        self.open(360, 740, mobile=True)
+        self.assertEqual(self.chromium.run("document.documentElement.scrollWidth"), 360)
+        self.chromium.screenshot(os.path.join(OUT, "status_page_phone.png"))
+
+    def test_it_says_when_nobody_answers(self):
+        daemon = cli_support.Daemon("--metrics", "127.0.0.1:0")
+        self.addCleanup(daemon.remove)
+        self.addCleanup(daemon.stop)
+        self.chromium.open(f"http://{daemon.ready['metrics']}/", 800, 600)
+        self.chromium.wait("document.getElementById('state').textContent === 'serving'")
+        daemon.stop()
+        self.chromium.wait("document.getElementById('state').textContent === 'no answer'")
+        self.chromium.events.clear()  # Failed requests are no fault of the page's here.
+
+    server = None
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--chromium", required=True)
+    parser.add_argument("--out", required=True)
+    known, rest = parser.parse_known_args()
+    PROGRAM, OUT = known.chromium, known.out
+    os.makedirs(OUT, exist_ok=True)
+    sys.argv = [sys.argv[0], *rest]
+    cli_support.main()
