@@ -1,11 +1,27 @@
 #!/usr/bin/env bash
 # Installs the Debian packages of deploy/packages.txt that are missing; does nothing when none is.
+# --without-tests: not those below '# Tests and lints'. --list FILE: those of another list.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-list="$here/packages.txt"
+list="$here/packages.txt" tests=1
+script=install_packages
+# shellcheck source=deploy/options.sh
+source "$here/options.sh"
+while (($# > 0)); do
+  case "$1" in
+    --without-tests) tests=0 ;;
+    --list) need "$1" "${2:-}"; list="$2"; shift ;;
+    *) echo "install_packages: unknown option '$1': want --without-tests or --list FILE" >&2; exit 2 ;;
+  esac
+  shift
+done
+[[ -r "$list" ]] || { echo "install_packages: --list $list: cannot be read" >&2; exit 2; }
 
-mapfile -t packages < <(sed -e 's/#.*//' -e 's/[[:space:]]//g' -e '/^$/d' "$list")
+wanted() {
+  if ((tests)); then cat "$list"; else sed '/^# Tests/,$d' "$list"; fi
+}
+mapfile -t packages < <(wanted | sed -e 's/#.*//' -e 's/[[:space:]]//g' -e '/^$/d')
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   echo "install_packages: this is not a Debian system (no dpkg-query or apt-get); make sure that the" \

@@ -16,7 +16,7 @@ import tempfile
 
 SOURCE_SUFFIXES = (".h", ".c", ".cc", ".cu", ".cuh")
 TEXT_SUFFIXES = SOURCE_SUFFIXES + (
-    ".py", ".sh", ".md", ".txt", ".cmake", ".proto", ".json", ".yaml", ".yml", ".in", ".html", ".supp", ".svg")
+    ".py", ".sh", ".md", ".txt", ".cmake", ".proto", ".json", ".yaml", ".yml", ".in", ".html", ".supp", ".svg", ".tpl")
 IGNORED_FOLDERS = {"build", "__pycache__", ".git", ".cache", "data"}
 LINES_MAX = 500
 CLANG_FORMAT = "clang-format-14"
@@ -45,7 +45,7 @@ def is_script(root, path):
 
 
 def is_text(root, path):
-    return path.endswith(TEXT_SUFFIXES) or os.path.basename(path) == "CMakeLists.txt" or is_script(root, path)
+    return path.endswith(TEXT_SUFFIXES) or os.path.basename(path) in ("CMakeLists.txt", "Dockerfile") or is_script(root, path)
 
 
 def guard_of(path):
