@@ -280,6 +280,11 @@ class ProfileTest(unittest.TestCase):
         self.assertEqual(daemon(objects_of("small"))["spec"]["serviceAccountName"], "default")
         self.assertTrue(kinds < {o["kind"] for o in objects_of("everything")})
 
+    def test_metrics_have_the_names_that_rules_look_for(self):
+        (endpoint,) = kind(objects_of("everything"), "ServiceMonitor")["spec"]["endpoints"]
+        labels = {r["targetLabel"]: r.get("replacement") or r["sourceLabels"] for r in endpoint["relabelings"]}
+        self.assertEqual(labels, {"instance": ["__meta_kubernetes_pod_node_name"], "job": "kvmill-tiles"})
+
     def test_another_configuration_is_another_pod(self):
         annotations = [daemon(objects_of(case))["metadata"]["annotations"]["checksum/config"] for case in CASES]
         self.assertEqual(len(set(annotations)), len(CASES))

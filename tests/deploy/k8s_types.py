@@ -18,7 +18,7 @@ CUSTOM = {
                         "privateKey": "dict(str, str)"},
     "NamespaceSelector": {"any": "bool", "matchNames": "list[str]"},
     "Endpoint": {"port": "str", "path": "str", "interval": "str", "scheme": "str", "relabelings": "list[Relabeling]"},
-    "Relabeling": {"sourceLabels": "list[str]", "targetLabel": "str", "action": "str", "regex": "str"},
+    "Relabeling": {"sourceLabels": "list[str]", "targetLabel": "str", "replacement": "str", "action": "str", "regex": "str"},
     "PrometheusRule": {"apiVersion": "str", "kind": "str", "metadata": "V1ObjectMeta", "spec": "PrometheusRuleSpec"},
     "PrometheusRuleSpec": {"groups": "list[RuleGroup]"},
     "RuleGroup": {"name": "str", "interval": "str", "rules": "list[Rule]"},
