@@ -38,7 +38,8 @@ ISOLATED = "mount -t proc none /proc && ip link set lo up && mount -t tmpfs none
 def as_user(uid, gid, groups=()):
     """In front of a command: another user, no capability, and none to be had."""
     return ["setpriv", f"--reuid={uid}", f"--regid={gid}", f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups",
-            "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+            "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs",
+            "--pdeathsig=KILL"]  # Another user forgets what --kill-child asked for.
 
 
 class Pods:
@@ -80,9 +81,9 @@ class Pods:
         mounts = (ISOLATED + f"mount --bind {self.run} /run/kvmill && mount -t tmpfs none /var/lib && mkdir /var/lib/kvmill && "
                   f"mount --bind {self.data} /var/lib/kvmill && ")
         command = [*as_user(self.security["runAsUser"], self.security["runAsGroup"]), os.path.join(self.bin, "kvmilld"), *args]
-        self.log = open(self.path("log"), "a", encoding="utf-8")
-        self.process = subprocess.Popen([*CONTAINER, mounts + 'exec "$@"', "sh", *command], stdout=subprocess.PIPE,
-                                        stderr=self.log, text=True)
+        with open(self.path("log"), "a", encoding="utf-8") as log:
+            self.process = subprocess.Popen([*CONTAINER, mounts + 'exec "$@"', "sh", *command], stdout=subprocess.PIPE,
+                                            stderr=log, text=True)
         line = self.process.stdout.readline()
         assert line, f"no ready line; exit code {self.process.wait(60)}:\n{self.logged()}"
         return json.loads(line)
@@ -115,12 +116,13 @@ class Pods:
     def stop(self):
         """What the kubelet does: SIGTERM, and no longer than the grace period."""
         os.kill(self.pid(), signal.SIGTERM)
-        return self.process.wait(daemon(self.objects)["spec"]["terminationGracePeriodSeconds"])
+        self.process.communicate(timeout=daemon(self.objects)["spec"]["terminationGracePeriodSeconds"])
+        return self.process.returncode
 
     def close(self):
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()  # And with it the daemon: --kill-child.
-            self.process.wait()
+        if self.process is not None:
+            self.process.kill()  # And with it the daemon, as its parent.
+            self.process.communicate()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
