@@ -230,7 +230,7 @@ absl::Status Node::Impl::Start() {
     ClusterTickets* const tickets = context_->tickets.load(std::memory_order_acquire);
     if (tickets != nullptr) tickets->SessionEnded(session);
   });
-  drains_ = std::make_unique<NodeDrains>(*context_, leaving_, NodeIdOf(config_));
+  drains_ = std::make_unique<NodeDrains>(*context_, leaving_, NodeIdOf(config_), config_.tls);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   KVMILL_RETURN_IF_ERROR(StartDataPlane());

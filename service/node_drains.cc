@@ -1,7 +1,6 @@
 #include "service/node_drains.h"
 
 #include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/channel_args.h"
+#include "client/tls/tls_credentials.h"
 #include "kvmill/v1/admin.grpc.pb.h"
 #include "service/cluster/registration.h"
 #include "service/cluster_node.h"
@@ -44,13 +44,13 @@ std::string NamesOf(const MembershipSnapshot& snapshot) {
                       more == 0 ? "" : absl::StrCat(" and ", more, " more"));
 }
 
-std::unique_ptr<v1::Admin::Stub> AdminOf(const Member& member) {
+std::unique_ptr<v1::Admin::Stub> AdminOf(const Member& member, const TlsFiles& tls) {
   constexpr ReconnectMs kReconnect{.first = 100, .last = 1000, .connect = 3000};
   grpc::ChannelArguments arguments;
   for (const auto& [name, value] : MemberChannelArgs(kReconnect)) arguments.SetInt(name, value);
+  SetTlsArguments(tls, &arguments);
   return v1::Admin::NewStub(grpc::CreateCustomChannel(absl::StrCat("dns:///", member.admin_address),
-                                                      grpc::InsecureChannelCredentials(),
-                                                      arguments));
+                                                      ChannelCredentialsOf(tls), arguments));
 }
 
 absl::Status StatusOfNode(const Member& member, bool answered, const grpc::Status& status) {
@@ -166,7 +166,7 @@ absl::StatusOr<Member> NodeDrains::Find(const std::string& id) const {
 
 absl::Status NodeDrains::PassOn(grpc::ServerContext& call, const Member& member,
                                 Writer& progress) const {
-  const std::unique_ptr<v1::Admin::Stub> admin = AdminOf(member);
+  const std::unique_ptr<v1::Admin::Stub> admin = AdminOf(member, tls_);
   // With the caller's deadline, and cancelled with its call.
   const std::unique_ptr<grpc::ClientContext> context = grpc::ClientContext::FromServerContext(call);
   v1::DrainNodeRequest request;

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/tls/tls_files.h"
 #include "kvmill/v1/admin.pb.h"
 #include "service/cluster/member.h"
 #include "service/leaving.h"
@@ -28,9 +29,11 @@ class NodeDrains {
   using Writer = grpc::ServerWriter<v1::DrainProgress>;
   static constexpr std::uint32_t kPassedOnMax = 4;
 
-  // `own_id`: by which this daemon is called when it is in no cluster. Both outlive this.
-  NodeDrains(const ServiceContext& context, Leaving& leaving, std::string own_id)
-      : context_(context), leaving_(leaving), own_id_(std::move(own_id)) {}
+  // `own_id`: by which this daemon is called when it is in no cluster. `tls`: of connections to
+  // other nodes. The first two outlive this.
+  NodeDrains(const ServiceContext& context, Leaving& leaving, std::string own_id,
+             const TlsFiles& tls = {})
+      : context_(context), leaving_(leaving), own_id_(std::move(own_id)), tls_(tls) {}
 
   // Returns when the call is over; errors as admin.proto has them. Whoever called may drain.
   absl::Status Drain(grpc::ServerContext& call, const v1::DrainNodeRequest& request,
@@ -49,6 +52,7 @@ class NodeDrains {
   const ServiceContext& context_;
   Leaving& leaving_;
   const std::string own_id_;
+  const TlsFiles tls_;
   std::atomic<std::uint32_t> passed_on_{0};
 };
 

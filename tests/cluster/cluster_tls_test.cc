@@ -40,7 +40,8 @@ class ClusterTlsTest : public ClusterTest {
 };
 
 TEST_F(ClusterTlsTest, NodesShareBlocksWithNodesOnly) {
-  const std::vector<std::string> more = {"--ucx", "127.0.0.1", "--peer-timeout", "5s"};
+  const std::vector<std::string> more = {"--ucx",       "127.0.0.1",      "--admin",
+                                         "127.0.0.1:0", "--peer-timeout", "5s"};
   StartNode("a", "a", kLongLease, more);
   StartNode("b", "b", kLongLease, more);
   ASSERT_FALSE(HasFatalFailure());
@@ -68,8 +69,14 @@ TEST_F(ClusterTlsTest, NodesShareBlocksWithNodesOnly) {
   ASSERT_TRUE(fetched.ok()) << fetched.status();
   EXPECT_EQ(theirs.pages, mine.pages) << "byte by byte";
   EXPECT_THAT(Metrics("b"), HasSubstr("kvmill_pulled_blocks_total{result=\"stored\"} 40"));
+  // A drain goes from node to node, too, and not to a stranger.
+  const auto refused = a.DrainNode("c", nullptr, {.timeout = absl::Minutes(5)});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kAborted) << refused.status();
   EXPECT_EQ(HitsOn("c"), 0u) << "nobody answers a stranger";
   EXPECT_THAT(Metrics("c"), HasSubstr("kvmill_pulled_blocks_total{result=\"stored\"} 0"));
+  const auto drained = b.DrainNode("a", nullptr, {.timeout = absl::Minutes(5)});
+  EXPECT_TRUE(drained.ok()) << drained.status();
+  EXPECT_EQ(nodes_.at("a").process->WaitExit().code, 0);
 }
 
 }  // namespace
