@@ -40,7 +40,8 @@ void DataPlane::StartTicketRead(const PeerPtr& peer, const v1::ReadTicketRequest
   const absl::Status status = [&]() -> absl::Status {
     KVMILL_RETURN_IF_ERROR(CheckMeantFor(request.incarnation(), context_.boot_id));
     ClusterTickets* const tickets = context_.tickets.load(std::memory_order_acquire);
-    if (peer->caller.door_client != 0) {
+    // As PeerService has it.
+    if (peer->caller.door_client != 0 || !peer->caller.node) {
       return absl::PermissionDeniedError("pages of tickets are for nodes, which come by --listen");
     }
     if (tickets == nullptr) return absl::FailedPreconditionError("this daemon is in no cluster");

@@ -18,10 +18,11 @@ std::string ToString(const std::array<std::byte, kBytes>& bytes) {
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-// A local client is one caller, and so is a host that comes over TCP, whatever its ports.
+// A local client is one caller, and so is a tenant, or a node, of a host that comes over TCP,
+// whatever its ports.
 std::string WhoIs(const Caller& caller, const std::string& peer) {
   if (caller.door_client != 0) return absl::StrCat("local ", caller.door_client);
-  return peer.substr(0, peer.rfind(':'));
+  return absl::StrCat(caller.node ? "node" : caller.tenant, " ", peer.substr(0, peer.rfind(':')));
 }
 
 // Where the connection of a caller may come from.

@@ -168,8 +168,9 @@ absl::StatusOr<Identities::Identity> Identities::Identify(const Credentials& sho
     const auto found = by_name_.find(name);
     if (found != by_name_.end()) return found->second;
   }
+  // It goes to logs, too: whoever is signed for may have written it.
   return absl::PermissionDeniedError(absl::StrCat("the certificate of \"",
-                                                  absl::StrJoin(shown.names, "\", \""),
+                                                  absl::CEscape(absl::StrJoin(shown.names, ", ")),
                                                   "\" is of no tenant that --tenants has"));
 }
 

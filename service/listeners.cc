@@ -56,6 +56,10 @@ absl::Status CheckListener(const char* option, const std::string& value, HostPor
     error = Bind(*a);
     if (error == 0) return absl::OkStatus();
   }
+  // Who listens on all addresses is content with those of IPv4 where there is no IPv6.
+  if (address.host == "::" && (error == EAFNOSUPPORT || error == EADDRNOTAVAIL)) {
+    return CheckListener(option, value, {"0.0.0.0", address.port}, true);
+  }
   return cannot(error == 0 ? "it has no address" : std::strerror(error));
 }
 

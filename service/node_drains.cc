@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/channel_args.h"
+#include "client/server_address.h"
 #include "client/tls/tls_credentials.h"
 #include "kvmill/v1/admin.grpc.pb.h"
 #include "service/cluster/registration.h"
@@ -48,7 +49,14 @@ std::unique_ptr<v1::Admin::Stub> AdminOf(const Member& member, const TlsFiles& t
   constexpr ReconnectMs kReconnect{.first = 100, .last = 1000, .connect = 3000};
   grpc::ChannelArguments arguments;
   for (const auto& [name, value] : MemberChannelArgs(kReconnect)) arguments.SetInt(name, value);
-  SetTlsArguments(tls, &arguments);
+  TlsFiles of_member = tls;
+  // The node's certificate is the same at both of its addresses, and names the one it advertises.
+  if (of_member.server_name.empty()) {
+    if (const auto address = ParseHostPort(member.address); address.ok()) {
+      of_member.server_name = address->host;
+    }
+  }
+  if (tls.enabled()) SetTlsArguments(of_member, &arguments);
   return v1::Admin::NewStub(grpc::CreateCustomChannel(absl::StrCat("dns:///", member.admin_address),
                                                       ChannelCredentialsOf(tls), arguments));
 }
@@ -60,6 +68,13 @@ absl::Status StatusOfNode(const Member& member, bool answered, const grpc::Statu
     return absl::AbortedError(absl::StrCat(
         "node \"", member.id, "\"", answered ? " was lost while it drained" : " cannot be reached",
         " at its --admin ", member.admin_address, ": ", what));
+  }
+  if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
+      status.error_code() == grpc::StatusCode::UNAUTHENTICATED ||
+      status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {  // Of this node, not of who called.
+    return absl::FailedPreconditionError(absl::StrCat("node \"", member.id, "\" at its --admin ",
+                                                      member.admin_address,
+                                                      " refused this node: ", what));
   }
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), what);
 }
@@ -164,6 +179,12 @@ absl::StatusOr<Member> NodeDrains::Find(const std::string& id) const {
   return *found;
 }
 
+absl::Status NodeDrains::LeavesItself(const Member& member) const {
+  return absl::AbortedError(absl::StrCat("node \"", own_id(),
+                                         "\", which was asked, drains, too; node \"", member.id,
+                                         "\" goes on without it"));
+}
+
 absl::Status NodeDrains::PassOn(grpc::ServerContext& call, const Member& member,
                                 Writer& progress) const {
   const std::unique_ptr<v1::Admin::Stub> admin = AdminOf(member, tls_);
@@ -175,11 +196,14 @@ absl::Status NodeDrains::PassOn(grpc::ServerContext& call, const Member& member,
   const auto reader = admin->DrainNode(context.get(), request);
   v1::DrainProgress last;
   bool answered = false;
+  bool leaving = false;
   while (reader->Read(&last)) {
     answered = true;
-    if (!progress.Write(last)) context->TryCancel();
+    leaving = leaving_.state().phase == Leaving::Phase::kEnding;  // It speaks often enough.
+    if (leaving || !progress.Write(last)) context->TryCancel();
   }
   const grpc::Status status = reader->Finish();
+  if (leaving) return LeavesItself(member);
   if (!status.ok()) return StatusOfNode(member, answered, status);
   return Watch(call, member, last, progress);
 }
@@ -201,9 +225,7 @@ absl::Status NodeDrains::Watch(grpc::ServerContext& call, const Member& member,
     }
     if (call.IsCancelled()) return absl::CancelledError("nobody waits any more; the node drains");
     if (leaving_.state().phase == Leaving::Phase::kEnding) {
-      return absl::AbortedError(absl::StrCat("node \"", own_id(),
-                                             "\", which was asked, drains, too; node \"", member.id,
-                                             "\" goes on without it"));
+      return LeavesItself(member);
     }
     std::this_thread::sleep_for(kLookEvery);
   }

@@ -45,6 +45,7 @@ class NodeDrains {
   // The node that is called so, which is not this one.
   absl::StatusOr<Member> Find(const std::string& id) const;
   absl::Status PassOn(grpc::ServerContext& call, const Member& member, Writer& progress) const;
+  absl::Status LeavesItself(const Member& member) const;
   // Until the member is none any more.
   absl::Status Watch(grpc::ServerContext& call, const Member& member, v1::DrainProgress last,
                      Writer& progress) const;

@@ -94,14 +94,17 @@ void Handover::Answered(const std::string& id,
   health_.Succeeded(home.member);
   absl::flat_hash_set<std::uint64_t> safe;
   for (std::size_t i = 0; i < counts->size(); ++i) {
-    if ((*counts)[i] < home.asked[i].count) continue;
-    safe.insert(home.asked[i].anchor_hash);
+    if ((*counts)[i] >= home.asked[i].count) safe.insert(home.asked[i].anchor_hash);
+  }
+  // Counted once, whoever says it first: when the view changes two homes may be asked about a run.
+  std::erase_if(left_, [&](const Announcement& run) {
+    if (!safe.contains(run.anchor_hash)) return false;
     ++report_.runs;
     --report_.runs_left;
-    report_.blocks += home.asked[i].count;
-    report_.blocks_left -= home.asked[i].count;
-  }
-  std::erase_if(left_, [&](const Announcement& run) { return safe.contains(run.anchor_hash); });
+    report_.blocks += run.count;
+    report_.blocks_left -= run.count;
+    return true;
+  });
   // A home that copies is asked less and less often; what it has done by then counts.
   home.wait = safe.empty() ? std::min(2 * home.wait, options_.last_wait_nanos) : 0;
   home.wait = std::max(home.wait, options_.first_wait_nanos);

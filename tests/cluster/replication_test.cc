@@ -50,6 +50,7 @@ class RunPeers : public Peers {
     bool wrong_anchor = false;
     std::uint8_t safe = 0;  // What it answers to HandOver.
     std::uint64_t differ = 0;
+    std::int64_t answer_nanos = kSimMs;
   };
   explicit RunPeers(Loop& loop) : loop_(loop) {}
 
@@ -166,7 +167,7 @@ class RunPeers : public Peers {
         done(absl::DeadlineExceededError(""));
       });
     }
-    return loop_.After(kSimMs, [this, done, answer = std::move(answer)] {
+    return loop_.After(script.answer_nanos, [this, done, answer = std::move(answer)] {
       --open;
       done(answer());
     });
@@ -579,6 +580,34 @@ TEST_F(ReplicationTest, AHandoverEndsWhenAllIsSafeOrTheTimeIsOver) {
   const std::int64_t before = events_.now();
   EXPECT_EQ(hand_over(3 * kSimSecond).runs_left, 2000u) << "there is nobody";
   EXPECT_LT(events_.now() - before, kSimSecond);
+}
+
+TEST_F(ReplicationTest, ARunOfWhichTwoHomesSayThatItIsSafeIsCountedOnce) {
+  Handover handover(loop_, peers_, health_, {.self_id = "node-0"});
+  const auto see = [&](const std::vector<Member>& members) {
+    SetView(members);
+    handover.SetView(view_);
+    handover.SetMembers(view_->members());
+  };
+  see({Node(0), Node(1)});
+  for (const char* id : {"node-1", "node-2"}) peers_.scripts[id].safe = 10;
+  peers_.scripts["node-1"].answer_nanos = 200 * kSimMs;
+  std::optional<Handover::Report> report;
+  std::vector<Announcement> runs;
+  for (std::size_t run = 0; run < 6000; ++run) runs.push_back({HashOf(run), 10});
+  handover.Start(runs, loop_.clock().MonotonicNanos() + 100 * kSimSecond,
+                 [&](const auto& r) { report = r; });
+  Run(10 * kSimMs);
+  EXPECT_EQ(peers_.handed_over["node-1"], 1024u);
+  see({Node(0), Node(1), Node(2)});  // Now the home of some of those.
+  while (!report.has_value()) {
+    Run(kSimMs);
+    ASSERT_LE(handover.report().blocks_left, 60'000u);
+  }
+  EXPECT_GT(peers_.handed_over["node-1"] + peers_.handed_over["node-2"], 6000u);
+  EXPECT_EQ(report->runs, 6000u);
+  EXPECT_EQ(report->blocks, 60'000u);
+  EXPECT_EQ(report->blocks_left + report->runs_left, 0u);
 }
 
 TEST_F(ReplicationTest, HomesOfAllRanksAreToldAndFormerOnesForget) {

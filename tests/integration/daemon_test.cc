@@ -217,12 +217,15 @@ TEST_F(ProcessTest, APortThatIsTakenEndsTheStartBeforeMemoryIsFilledAndIsNoDrain
   EXPECT_THAT(error, HasSubstr(absl::StrCat("--metrics ", taken, ": cannot listen there: ")));
   EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 1) << error;
   // What is only seen later is no drain either.
-  DaemonProcess third(
-      DaemonBinary(),
-      {"--socket", other, "--host-bytes", "64MiB", "--insecure", "--data-dir", directory_ / "data",
-       "--disk-bytes", "1GiB", "--listen", "127.0.0.1:17611", "--admin", "127.0.0.1:17611"});
+  daemon_->Signal(SIGKILL);
+  daemon_->WaitExit();
+  const std::string& free = taken;
+  DaemonProcess third(DaemonBinary(), {"--socket", other, "--host-bytes", "64MiB", "--insecure",
+                                       "--data-dir", directory_ / "data", "--disk-bytes", "1GiB",
+                                       "--listen", free, "--admin", free});
   EXPECT_EQ(third.WaitExit().code, 1);
-  EXPECT_THAT(third.standard_error(), HasSubstr("--admin 127.0.0.1:17611: cannot listen there"));
+  EXPECT_THAT(third.standard_error(),
+              HasSubstr(absl::StrCat("--admin ", free, ": cannot listen there")));
   EXPECT_THAT(third.standard_error(), Not(HasSubstr("drain")));
 }
 
