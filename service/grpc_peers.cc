@@ -43,6 +43,13 @@ absl::Status ErrorOf(const grpc::Status& status, const std::string& peer) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), message);
 }
 
+// Whether a peer failed, or lied; that a ticket has ended is an answer as any other.
+bool IsFault(const grpc::Status& status, const absl::Status& answer) {
+  if (answer.ok()) return false;
+  if (!status.ok()) return status.error_code() != grpc::StatusCode::NOT_FOUND;
+  return absl::IsInvalidArgument(answer) || absl::IsDataLoss(answer) || absl::IsUnknown(answer);
+}
+
 }  // namespace
 
 struct GrpcPeers::Link {
@@ -107,6 +114,7 @@ std::map<std::string, GrpcPeers::PeerStats> GrpcPeers::stats() const {
 }
 
 void GrpcPeers::Count(const std::string& peer, bool request, bool failure) {
+  if (peer == self_.id) return;  // A ticket of its own: it is no peer.
   MutexLock lock(mu_);
   PeerStats& stats = stats_[peer];
   stats.requests += request;
@@ -170,7 +178,7 @@ Peers::CallId GrpcPeers::Start(const Member& member, Request request, Method<Req
           } else {
             answer = ErrorOf(status, peer);
           }
-          if (End(id, !answer.ok())) done(std::move(answer));
+          if (End(id, IsFault(status, answer.status()))) done(std::move(answer));
         });
         inbox->End();
       });

@@ -397,6 +397,9 @@ const Family kFamilies[] = {
        Add(out, s.copies.handed_over_blocks, {{"result", "safe"}});
        Add(out, s.copies.left_blocks, {{"result", "left"}});
      }},
+    {"handing_over_blocks", MetricType::Gauge, "",
+     "Blocks that only this node has, and that wait to be taken over while it leaves.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.copies.handing_over_blocks); }},
     {"pointer_differences_total", MetricType::Counter, "",
      "Ranges of anchors of which a home knew other than this node had told it.",
      [](const Source& s, MetricFamily* out) { Add(out, s.copies.differed_digests); }},

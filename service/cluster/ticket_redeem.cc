@@ -13,6 +13,7 @@ namespace {
 // A question that was answered with nothing new is not asked again at once: who answers so without
 // waiting must not keep this node busy.
 constexpr std::int64_t kPauseNanos = 5'000'000;
+constexpr std::size_t kBlocksMax = 256 << 10;  // Of all tickets at work: some 200 MiB.
 
 // The ticket is no more, or is not this node's.
 bool IsOver(const absl::Status& status) {
@@ -246,6 +247,16 @@ void TicketRedeem::Answered(const TicketSecret& secret, const absl::StatusOr<Tic
                absl::FailedPreconditionError(absl::StrCat("the ticket is of namespace ",
                                                           ToHex(news->fingerprint), ", not of ",
                                                           ToHex(op.request.fingerprint))),
+               true);
+  }
+  // A producer can say more than it has.
+  std::size_t blocks = news->blocks.size();
+  for (const auto& [of, other] : ops_) blocks += other.blocks.size();
+  if (op.seen == 0 && blocks > kBlocksMax) {
+    return End(secret,
+               absl::ResourceExhaustedError(absl::StrCat("with this ticket ", blocks,
+                                                         " blocks would be redeemed: at most ",
+                                                         kBlocksMax)),
                true);
   }
   const bool anything_new = Learn(secret, &op, *news);

@@ -276,8 +276,8 @@ class ProfileTest(unittest.TestCase):
 
     def test_metrics_have_the_names_that_rules_look_for(self):
         (endpoint,) = kind(objects_of("everything"), "ServiceMonitor")["spec"]["endpoints"]
-        labels = {r["targetLabel"]: r.get("replacement") or r["sourceLabels"] for r in endpoint["relabelings"]}
-        self.assertEqual(labels, {"instance": ["__meta_kubernetes_pod_node_name"], "job": "kvmill-tiles"})
+        labels = {r["targetLabel"]: r.get("replacement", r.get("sourceLabels")) for r in endpoint["relabelings"]}
+        self.assertEqual(labels, {"instance": ["__meta_kubernetes_pod_node_name"], "job": "kvmill-tiles", "namespace": ""})
 
     def test_another_configuration_is_another_pod(self):
         annotations = [daemon(objects_of(case))["metadata"]["annotations"]["checksum/config"] for case in CASES]

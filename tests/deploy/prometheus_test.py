@@ -186,14 +186,14 @@ class PrometheusTest(unittest.TestCase):
         self.wait("sum(kvmill_quantization_error_ratio_count)", {"": 2 * BLOCKS * LAYERS * HEADS})
         error = self.prometheus.query('sum by (kind) (kvmill_quantization_error_ratio_sum) / sum by (kind) (kvmill_quantization_error_ratio_count)')
         self.assertTrue(0.05 < error["kind=k"] < 0.15 and 0.4 < error["kind=v"] < 0.6, error)
+        self.dashboard()  # While the daemon answers: gauges of one that does not are nowhere.
         self.rules_and_alerts()
-        self.dashboard()
 
     def rules_and_alerts(self):
         rules = [rule for group in self.prometheus.api("rules")["groups"] for rule in group["rules"]]
         self.assertGreater(len(rules), 30)
         self.assertEqual([(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"], [])
-        self.assertEqual(self.prometheus.api("alerts")["alerts"], [])
+        self.wait("count(ALERTS) or vector(0)", {"": 0})
         self.daemon.stop()
         self.wait('ALERTS{alertname="KvmillDown",alertstate="pending"}',
                   {"alertname=KvmillDown,alertstate=pending,severity=critical": 1})

@@ -125,6 +125,8 @@ class StatusPageTest(unittest.TestCase):
         self.chromium.wait("document.getElementById('state').textContent === 'serving'")
         daemon.stop()
         self.chromium.wait("document.getElementById('state').textContent === 'no answer'")
+        self.chromium.ask("Page.navigate", url="about:blank")  # It would ask on.
+        self.chromium.wait("location.href === 'about:blank'")
         self.chromium.events.clear()  # Failed requests are no fault of the page's here.
 
     server = None

@@ -133,7 +133,7 @@ class Case(unittest.TestCase):
                      "data_connections", "data_hosts", "data_calls", "staging_bytes", "sessions", "leases", "leased_bytes",
                      "registrations", "lease_expirations_total", "referenced_blocks", "unwritten_blocks", "assembling_blocks",
                      "membership_stale", "pulled_bytes_total", "replication_bytes_total", "replication_queue_runs",
-                     "pointer_differences_total", "tickets_created_total", "ticket_pages_bytes_total"):
+                     "handing_over_blocks", "pointer_differences_total", "tickets_created_total", "ticket_pages_bytes_total"):
             m.set(name, 0)
         m.set("metadata_bytes", (1, BIG))
         m.set("host_huge_page_bytes", (0, HOST_BYTES))

@@ -1,15 +1,18 @@
 """The client that blocks."""
 from __future__ import annotations
 
+import collections
+import contextlib
 import os
+import threading
 import time
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from kvmill import _calls, _native
 from kvmill._base import Base
 from kvmill._calls import Call
 from kvmill._engine import EngineGeometry, PageBlock
-from kvmill._errors import Code, FailedPreconditionError
+from kvmill._errors import Code, Error, FailedPreconditionError
 from kvmill._mapped import Mapped
 from kvmill._tickets import PromisedBlock, RedeemResult, RedeemUpdate
 from kvmill._types import (Block, DataPath, EncodeIn, FetchResult, Frame, LookupResult, MapMemory, Namespace, NamespaceSpec,
@@ -46,6 +49,8 @@ class Client(Base):
         super().__init__(address, timeout, path, plaintext, encode_in, encode_threads, device, tls, token)
         self._idle: List[_native.Queue] = []
         self._abandoned: List[_native.Queue] = []  # Of calls that a signal interrupted, and that may still run.
+        self._redeems: Dict[bytes, int] = collections.Counter()  # Who waits for a ticket.
+        self._redeems_lock = threading.Lock()
 
     def _run(self, call: Call[T]) -> T:
         self._forget_ended()
@@ -64,7 +69,8 @@ class Client(Base):
             if queue.running:
                 self._abandoned.append(queue)
                 if call.abandon is not None:
-                    call.abandon()
+                    with contextlib.suppress(Error):  # Another thread may have closed the client.
+                        call.abandon()
             raise
         self._idle.append(queue)
         return _calls.finish(event, call.convert)
@@ -233,7 +239,23 @@ class Client(Base):
 
         Any daemon of the cluster will do; at the one that made the ticket the blocks are there, and it only tells.
         """
-        return self._run(_calls.redeem_ticket(self._native, ns, ticket, update, timeout))
+        call = _calls.redeem_ticket(self._native, ns, ticket, update, timeout)
+        cancel, call.abandon = call.abandon, lambda: self._give_up(ticket, cancel)
+        with self._redeems_lock:
+            self._redeems[ticket] += 1
+        try:
+            return self._run(call)
+        finally:
+            with self._redeems_lock:
+                self._redeems[ticket] -= 1
+                if not self._redeems[ticket]:
+                    del self._redeems[ticket]
+
+    def _give_up(self, ticket: bytes, cancel: Callable[[], None]) -> None:
+        with self._redeems_lock:
+            alone = self._redeems[ticket] == 1
+        if alone:  # Other threads may want it still.
+            cancel()
 
     def cancel_redeem(self, ticket: bytes) -> None:
         """Redeems of it that this client started end with CallCancelledError, soon. When nobody else redeems it at that

@@ -193,24 +193,29 @@ class TicketTest(unittest.TestCase):
         def update(*_):
             raise Enough
 
+        before = self.tickets_ended("a")
         ticket = self.prefill.create_ticket(self.ns["a"], self.promised(), ttl=600)
         with self.assertRaises(Enough):
             self.decode.redeem_ticket(self.ns["b"], ticket, update=update)
         # Nobody wants it any more: the producer is told.
-        self.wait_until_ended(ticket)
+        self.wait_until_ended(ticket, before)
 
-    def wait_until_ended(self, ticket):
+    def wait_until_ended(self, ticket, ended_before):
         """Cancelling is told to the producer in its own time; asking with the same ticket would start it again."""
-        until(lambda: self.ticket_count("a") == 0, "the tickets have ended")
+        until(lambda: self.tickets_ended("a") > ended_before, "the ticket has ended")
         with self.assertRaises(kvmill.NotFoundError):
             self.prefill.revoke_ticket(ticket)
 
-    def ticket_count(self, name):
+    def tickets_ended(self, name):
+        """By their consumers."""
         with urllib.request.urlopen(f"http://{self.cluster.nodes[name].ready['metrics']}/metrics", timeout=60) as answer:
-            return int(re.search(r'kvmill_tickets{side="producer"} (\d+)', answer.read().decode()).group(1))
+            return int(re.search(r'kvmill_tickets_ended_total{end="acknowledged"} (\d+)', answer.read().decode()).group(1))
 
     def test_asyncio(self):
+        ended = self.tickets_ended("a")
+
         async def run():
+            nonlocal ended
             async with kvmill.AsyncClient(self.cluster.nodes["a"].server, timeout=60) as prefill, \
                     kvmill.AsyncClient(self.cluster.nodes["b"].server, timeout=60) as decode:
                 a = await prefill.open_namespace(self.id(), spec(revision=self.id()))
@@ -226,6 +231,9 @@ class TicketTest(unittest.TestCase):
                     self.check_here(result)
 
                 # The last one who waits takes the redeem with it.
+                loop = asyncio.get_running_loop()
+                until(lambda: self.tickets_ended("a") > ended, "the first one has ended")
+                ended = self.tickets_ended("a")
                 ticket = await prefill.create_ticket(a, [kvmill.PromisedBlock(b"never")], ttl=600)
                 told.clear()
                 task = asyncio.ensure_future(decode.redeem_ticket(b, ticket, update=lambda *_: told.set()))
@@ -233,16 +241,17 @@ class TicketTest(unittest.TestCase):
                 task.cancel()
                 with self.assertRaises(asyncio.CancelledError):
                     await task
-                await asyncio.get_running_loop().run_in_executor(None, self.wait_until_ended, ticket)
+                await loop.run_in_executor(None, self.wait_until_ended, ticket, ended)
 
                 # What an update raises is the caller's.
                 def update(*_):
                     raise KeyError("mine")
 
+                ended = self.tickets_ended("a")
                 ticket = await prefill.create_ticket(a, [kvmill.PromisedBlock(b"never")], ttl=600)
                 with self.assertRaises(KeyError):
                     await decode.redeem_ticket(b, ticket, update=update)
-                await asyncio.get_running_loop().run_in_executor(None, self.wait_until_ended, ticket)
+                await loop.run_in_executor(None, self.wait_until_ended, ticket, ended)
                 decode.cancel_redeem(ticket)  # Of nothing that runs.
 
         asyncio.run(run())
