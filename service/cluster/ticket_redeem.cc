@@ -254,9 +254,8 @@ void TicketRedeem::Answered(const TicketSecret& secret, const absl::StatusOr<Tic
   for (const auto& [of, other] : ops_) blocks += other.blocks.size();
   if (op.seen == 0 && blocks > kBlocksMax) {
     return End(secret,
-               absl::ResourceExhaustedError(absl::StrCat("with this ticket ", blocks,
-                                                         " blocks would be redeemed: at most ",
-                                                         kBlocksMax)),
+               absl::ResourceExhaustedError(absl::StrCat(
+                   "with this ticket ", blocks, " blocks would be redeemed: at most ", kBlocksMax)),
                true);
   }
   const bool anything_new = Learn(secret, &op, *news);

@@ -142,7 +142,8 @@ class TicketCApiTest : public ::testing::Test {
     options.consumer = "nobody";
     const auto knows = [&](kvmill_client* client, kvmill_namespace* ns) {
       const Outcome created = CreateAt(client, ns, &options);
-      if (created.event.code != KVMILL_OK) return created.message().find("a, b") != std::string::npos;
+      if (created.event.code != KVMILL_OK)
+        return created.message().find("a, b") != std::string::npos;
       Finish(kvmill_revoke_ticket(client, TicketOf(created), nullptr, queue_, 3));
       return false;
     };
