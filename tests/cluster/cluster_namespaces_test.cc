@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "client/mapped_blocks.h"
 #include "tests/cluster/cluster_fixture.h"
 
 namespace kvmill::testing {
