@@ -251,7 +251,8 @@ TEST_F(ClusterDrainTest, ANodeThatDrainsIsNotDrainedTwiceAndASignalDoesNotKillIt
   EXPECT_EQ(nodes_["b"].process->WaitExit(std::chrono::seconds(120)).code, 0);
 }
 
-// There is time for one run: a call of 32 blocks is all that the rate allows for minutes.
+// There is no time for all: of 12 runs, each some 450 KB, the rate allows one at once and the next
+// after 7 s at the earliest.
 TEST_F(ClusterDrainTest, WhatWasUsedMostIsHandedOverFirst) {
   constexpr std::uint32_t kSequences = 12, kRun = 32;
   StartNodes({"a", "b"}, {"--drain-timeout", "20s", "--replication-rate", "64KiB"});
@@ -274,8 +275,8 @@ TEST_F(ClusterDrainTest, WhatWasUsedMostIsHandedOverFirst) {
   Until([&] { return hits(hot, false) == kRun; });
   const auto drained = ClientOf("a").DrainNode("b", nullptr, {.timeout = kLong});
   ASSERT_TRUE(drained.ok()) << drained.status();
-  EXPECT_EQ(drained->blocks, kRun);
-  EXPECT_EQ(drained->blocks_left, (kSequences - 1) * kRun);
+  EXPECT_GE(drained->blocks, kRun);
+  EXPECT_GE(drained->blocks_left, (kSequences / 2) * kRun);
   EXPECT_EQ(hits(hot, true), kRun);
   EXPECT_EQ(nodes_["b"].process->WaitExit().code, 0);
 }
