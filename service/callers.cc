@@ -30,7 +30,7 @@ Credentials ShownBy(const grpc::ServerContextBase& call) {
   const std::shared_ptr<const grpc::AuthContext> context = call.auth_context();
   if (context == nullptr) return shown;
   const auto add = [&](const char* property) {
-    for (const grpc::string_ref name : context->FindPropertyValues(property)) {
+    for (const grpc::string_ref& name : context->FindPropertyValues(property)) {
       shown.names.emplace_back(name.data(), name.size());
     }
   };
