@@ -54,20 +54,20 @@ TEST_F(ClusterTlsTest, NodesShareBlocksWithNodesOnly) {
   const auto ns = a.OpenNamespace("shared", SmallSpec());
   ASSERT_TRUE(ns.ok()) << ns.status();
   Sequence values(SmallSpec(), kBlocks * SmallSpec().block_tokens, 3);
-  const auto stored = a.Store(*ns, values.Blocks("s"));
+  const auto stored = a.Store(*ns, values.Blocks("s"), {});
   ASSERT_TRUE(stored.ok()) << stored.status();
   // The home of some of them may be c, which nobody can tell: that is a miss there, not an error.
   Client& b = *nodes_.at("b").client;
   const auto there = b.OpenNamespace("shared", SmallSpec());
   ASSERT_TRUE(there.ok()) << there.status();
   PageCollector mine, theirs;
-  ASSERT_TRUE(a.Fetch(*ns, KeysOf("s", kBlocks), &mine).ok());
+  ASSERT_TRUE(a.Fetch(*ns, KeysOf("s", kBlocks), mine).ok());
   ASSERT_EQ(mine.pages.size(), kBlocks * 2);
   CallOptions from_a;
   from_a.elsewhere.hint = "a";
   Until([&] {  // A machine that stands still makes misses.
     theirs.pages.clear();
-    const auto fetched = b.Fetch(*there, KeysOf("s", kBlocks), &theirs, from_a);
+    const auto fetched = b.Fetch(*there, KeysOf("s", kBlocks), theirs, from_a);
     EXPECT_TRUE(fetched.ok()) << fetched.status();
     return theirs.pages == mine.pages;  // Byte by byte.
   });

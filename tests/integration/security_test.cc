@@ -219,7 +219,9 @@ TEST_F(SecurityTest, TheTableOfTheDocumentIsTrue) {
       const std::string name =
           absl::StrCat(row.daemon, ", ", row.way, ", ", row.who, ", ", row.call);
       EXPECT_EQ(CodeName(got.error_code()), want[0]) << name << ": " << got.error_message();
-      if (want.size() > 1) EXPECT_THAT(got.error_message(), HasSubstr(want[1])) << name;
+      if (want.size() > 1) {
+        EXPECT_THAT(got.error_message(), HasSubstr(want[1])) << name;
+      }
     }
     // What was shown stays out of the log.
     EXPECT_THAT(daemon_->standard_error(), Not(HasSubstr(kToken)));
@@ -278,12 +280,12 @@ TEST_F(SecurityTest, BlocksTravelEncryptedAndTenantsDoNotSeeEachOthers) {
   };
   const auto ns = (*by_certificate)->OpenNamespace("shared", SmallSpec());
   ASSERT_TRUE(ns.ok()) << ns.status();
-  const auto stored = (*by_certificate)->Store(*ns, sequence.Blocks("s"));
+  const auto stored = (*by_certificate)->Store(*ns, sequence.Blocks("s"), {});
   ASSERT_TRUE(stored.ok()) << stored.status();
   EXPECT_EQ(stored->blocks_stored, kBlocks);
   EXPECT_THAT((*by_certificate)->ucx_transport(), HasSubstr("tcp"));
   PageCollector pages;
-  const auto fetched = (*by_certificate)->Fetch(*ns, keys, &pages);
+  const auto fetched = (*by_certificate)->Fetch(*ns, keys, pages);
   ASSERT_TRUE(fetched.ok()) << fetched.status();
   EXPECT_EQ(pages.pages.size(), kBlocks * 2);
   EXPECT_EQ(hits(**by_certificate), static_cast<int>(kBlocks));
@@ -292,7 +294,7 @@ TEST_F(SecurityTest, BlocksTravelEncryptedAndTenantsDoNotSeeEachOthers) {
   // One tenant by two ways.
   const auto theirs = (*by_token)->OpenNamespace("shared", SmallSpec());
   ASSERT_TRUE(theirs.ok()) << theirs.status();
-  ASSERT_TRUE((*by_token)->Store(*theirs, sequence.Blocks("s")).ok());
+  ASSERT_TRUE((*by_token)->Store(*theirs, sequence.Blocks("s"), {}).ok());
   EXPECT_EQ(hits(**by_common_name), static_cast<int>(kBlocks));
   EXPECT_EQ(hits(*DaemonTest::client_), 0) << "nor does the daemon's own user";
 }
