@@ -530,7 +530,7 @@ TEST_F(ReplicationTest, ANodeThatLeavesDoesNotWaitForAnotherThatIsStuck) {
   EXPECT_EQ(peers_.pulled_blocks, runs.size() * kBlocks) << "each once";
   // It answers again: what it has is in the queue still, or asked for again.
   peers_.scripts["node-1"].silent = false;
-  for (std::size_t i = 0; i < 100 && !Here(999, 9); ++i) {
+  for (std::size_t i = 0; i < 100 && !(Here(0, 9) && Here(999, 9)); ++i) {
     hand_over(stuck, 0, 1000);
     Run(2 * kSimSecond);
   }
@@ -597,7 +597,7 @@ TEST_F(ReplicationTest, ARunOfWhichTwoHomesSayThatItIsSafeIsCountedOnce) {
   for (std::size_t run = 0; run < 6000; ++run) runs.push_back({HashOf(run), 10});
   handover.Start(runs, loop_.clock().MonotonicNanos() + 100 * kSimSecond,
                  [&](const auto& r) { report = r; });
-  Run(10 * kSimMs);
+  for (int i = 0; i < 1000 && peers_.handed_over["node-1"] == 0; ++i) Run(kSimMs);
   EXPECT_EQ(peers_.handed_over["node-1"], 1024u);
   see({Node(0), Node(1), Node(2)});  // Now the home of some of those.
   while (!report.has_value()) {

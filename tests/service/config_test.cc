@@ -128,7 +128,7 @@ TEST_F(ConfigFileTest, ThePrintedConfigurationReadsBackToTheSame) {
   config.listen = "[::1]:0";
   config.insecure = true;
   config.data_dir = "it's";
-  config.host_bytes = 1000;
+  config.host_bytes = 100'000'001;
   config.disk_bytes = std::uint64_t{3} << 40;
   config.device = "cuda:3";
   config.encode_threads = 7;
@@ -202,7 +202,10 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
   EXPECT_THAT(check({{"listen", "0.0.0.0:7171"}}), HasSubstr("--insecure"));
   EXPECT_THAT(check({{"admin", "h:1"}}), HasSubstr("--admin h:1: "));
   EXPECT_EQ(check({{"gpu-bytes", "64MiB"}, {"device", "cuda:1"}}), "");
-  EXPECT_THAT(check({{"gpu-bytes", "1MiB"}}),
+  Config unparsed;
+  unparsed.socket = "/run/kvmill.sock";
+  unparsed.gpu_bytes = 1 << 20;
+  EXPECT_THAT(std::string(CheckConfig(unparsed).message()),
               HasSubstr("--gpu-bytes 1MiB: want 0 or at least 64MiB"));
   EXPECT_EQ(check({{"ucx", "10.0.0.1"}, {"data-plane-plaintext", "true"}}), "");
   EXPECT_THAT(check({{"socket", std::string(200, 's')}}), HasSubstr("200 bytes, want 1 to 102"));
