@@ -448,6 +448,13 @@ absl::StatusOr<Identities> MakeIdentities(const Config& config) {
   std::vector<std::string> nodes = absl::StrSplit(config.tls_peers, ',', absl::SkipWhitespace());
   if (nodes.empty()) {
     KVMILL_ASSIGN_OR_RETURN(nodes, NamesOfCertificate(config.tls.certificate));
+    std::erase(nodes, "localhost");  // Everybody's.
+    if (nodes.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tls-cert ", config.tls.certificate,
+                       ": names localhost alone: want --tls-peers NAME, what nodes' certificates "
+                       "are known by"));
+    }
   }
   Identities identities(std::move(nodes));
   if (!config.tenants.empty()) KVMILL_RETURN_IF_ERROR(identities.Read(config.tenants));

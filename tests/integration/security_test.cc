@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/tls/tls_credentials.h"
@@ -83,7 +84,7 @@ struct Shown {
 };
 
 grpc::Status CallOn(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                    const std::string& token, const LocalPass* pass) {
+                    const std::string& token, const LocalPass* pass, const std::string& boot_id) {
   grpc::ClientContext call;
   call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   if (!token.empty()) call.AddMetadata("authorization", "Bearer " + token);
@@ -97,8 +98,10 @@ grpc::Status CallOn(const std::shared_ptr<grpc::Channel>& channel, const std::st
     return v1::Admin::NewStub(channel)->Status(&call, {}, &reply);
   }
   EXPECT_EQ(method, "Peer.ListRuns");
+  v1::ListRunsRequest request;
+  request.set_incarnation(boot_id);
   v1::ListRunsReply reply;
-  return v1::Peer::NewStub(channel)->ListRuns(&call, {}, &reply);
+  return v1::Peer::NewStub(channel)->ListRuns(&call, request, &reply);
 }
 
 class SecurityTest : public DaemonTest {
@@ -167,20 +170,21 @@ class SecurityTest : public DaemonTest {
     return {authority_.ca_path(), files.certificate, files.key, ""};
   }
   grpc::Status Answer(const Row& row) {
+    const std::string boot = absl::HexStringToBytes(ready_["boot_id"].get<std::string>());
     if (row.way == "`--socket`") {
       grpc::ChannelArguments arguments;
       arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
       const auto channel = grpc::CreateCustomChannel(absl::StrCat("unix:", socket()),
                                                      grpc::InsecureChannelCredentials(), arguments);
-      if (row.who == "no token of the door") return CallOn(channel, row.call, "", nullptr);
+      if (row.who == "no token of the door") return CallOn(channel, row.call, "", nullptr, boot);
       EXPECT_EQ(row.who, "the daemon's user");
       const LocalPass pass(socket());
-      return CallOn(channel, row.call, "", &pass);
+      return CallOn(channel, row.call, "", &pass, boot);
     }
     EXPECT_THAT(row.way, ::testing::AnyOf("`--listen`", "`--admin`"));
     const Shown shown = ShownBy(row.who);
     const std::string address = ready_[row.way == "`--listen`" ? "listen" : "admin"];
-    return CallOn(ChannelTo(address, shown), row.call, shown.token, nullptr);
+    return CallOn(ChannelTo(address, shown), row.call, shown.token, nullptr, boot);
   }
   // A client over TCP.
   absl::StatusOr<std::unique_ptr<Client>> ClientWith(const TlsFiles& tls,
