@@ -1,9 +1,12 @@
 // Tickets through the C ABI (client/kvmill_ticket.h), between two real daemons with a real etcd.
 #include <poll.h>
+#include <unistd.h>
 
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
