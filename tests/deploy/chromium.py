@@ -17,8 +17,8 @@ class Chromium:
         self.events, self.last_id, self.buffer = [], 0, b""
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
-        # It reads from 3 and writes to 4.
-        command = ["/bin/sh", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "sh", program, "--headless", "--no-sandbox",
+        # It reads from 3 and writes to 4. (Descriptors of two digits are bash's.)
+        command = ["bash", "-c", f'exec "$@" 90<&{theirs_in} 91>&{theirs_out} 3<&90 4>&91', "bash", program, "--headless", "--no-sandbox",
                    "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
                    "--disable-component-update", "--disable-sync", "--disable-extensions", f"--user-data-dir={self.folder}/profile",
                    "--remote-debugging-pipe", "about:blank"]

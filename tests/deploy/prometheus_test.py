@@ -34,8 +34,9 @@ LAYERS, HEADS, HEAD_DIM, TOKENS = 2, 2, 64, 64
 BLOCKS, ABSENT, LOOKUPS = 16, 4, 10  # Of each of two rounds.
 # docs/formats.md: a page has a header and a table of 192 bytes, and two records of 3840 bytes.
 STORED_BYTES, RAW_BYTES = LAYERS * (192 + HEADS * 3840), 2 * LAYERS * HEADS * TOKENS * HEAD_DIM * 2
-# Panels about what this load does not do: they ask for series that are not there, or have no rate.
-EMPTY_PANELS = {"UCX connections, by transport", "Failures of peers"}
+# Panels about what this load does not do: they ask for series that are not there, or have no rate. Those of compression
+# and of quantization error begin with the first block, and all blocks come at once: no rate.
+EMPTY_PANELS = {"UCX connections, by transport", "Failures of peers", "Compression", "Quantization error"}
 
 
 class Prometheus:

@@ -7,6 +7,7 @@ status_page_test.py --bin-dir DIR --source-dir DIR --chromium PROGRAM --out DIR,
 import argparse
 import json
 import os
+import re
 import sys
 import unittest
 import urllib.request
@@ -18,6 +19,7 @@ import kvmill
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path += [HERE, os.path.join(HERE, "..", "client", "cli")]
 import cli_support  # noqa: E402  # pylint: disable=wrong-import-position
+import exposition  # noqa: E402  # pylint: disable=wrong-import-position
 from chromium import Chromium  # noqa: E402  # pylint: disable=wrong-import-position
 
 PROGRAM = OUT = ""
@@ -69,7 +71,9 @@ class StatusPageTest(unittest.TestCase):
         self.assertEqual(self.number("Stored blocks"), "3")
         tiers = {row[0]: row for row in self.table("tiers")}
         self.assertEqual(set(tiers), {"host", "disk"})
-        self.assertEqual((tiers["host"][2], tiers["host"][4], tiers["host"][5]), ("256.0 MiB", "3", str(3 * TOKENS)))
+        capacity = re.search(r'^kvmill_tier_capacity_bytes{tier="host"} (\S+)$', exposition.get(self.daemon.ready), re.MULTILINE)
+        self.assertEqual((tiers["host"][2], tiers["host"][4], tiers["host"][5]),
+                         (f"{float(capacity.group(1)) / 2**20:.1f} MiB", "3", str(3 * TOKENS)))
         namespace = self.table("namespaces")[0]  # As text, not as markup.
         self.assertEqual(namespace[:2], ["<b>name</b>", str(3 * LAYERS * HEADS)])
         self.assertEqual(self.table("peers"), [["none"]])

@@ -489,11 +489,11 @@ class CapacityTest(Case):
 
     def test_blocks_that_left_are_counted_once_with_their_age(self):
         ns = self.client.open_namespace("large", kvmill.NamespaceSpec(
-            groups=[kvmill.LayerGroup(range(8), 8, 128)], model="large", block_tokens=128, sink_blocks=1 << 20))
+            groups=[kvmill.LayerGroup(range(7), 8, 128)], model="large", block_tokens=128, sink_blocks=1 << 20))
         layer = tuple(np.random.default_rng(1).standard_normal((128, 8, 128)).astype(np.float16) for _ in "kv")
-        count = 40  # Of 4 MiB, all of them in 16 bits.
+        count = 40  # Of 3.5 MiB, all of them in 16 bits; an epoch of the disk tier has 4.
         for i in range(count):
-            self.client.store(ns, [kvmill.Block(b"large block %d" % i, [layer] * 8)], wait_durable=True)
+            self.client.store(ns, [kvmill.Block(b"large block %d" % i, [layer] * 7)], wait_durable=True)
         self.wait("rest", lambda values: values["kvmill_unwritten_blocks"] == 0)
         listed = self.command("ls")
         values_now = self.scrape().values

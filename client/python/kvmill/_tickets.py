@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Protocol, Sequence, Tuple
 
 from kvmill._errors import Error, error_of
 
@@ -114,9 +114,11 @@ class RedeemResult:
         return sum(block.fate == TicketFate.MISSED for block in self.blocks)
 
 
-# All blocks of the ticket (layer groups of a block next to each other), and the places of those that changed since the last
-# update: at first all of them.
-RedeemUpdate = Callable[[Sequence[RedeemedBlock], Sequence[int]], None]
+class RedeemUpdate(Protocol):
+    """What is called with all blocks of the ticket (layer groups of a block next to each other), and the places of those
+    that changed since the last update: at first all of them."""
+
+    def __call__(self, blocks: Sequence[RedeemedBlock], changed: Sequence[int], /) -> None: ...
 
 
 def _block(row: Tuple[Any, ...]) -> RedeemedBlock:
