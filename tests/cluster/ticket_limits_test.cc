@@ -2,7 +2,9 @@
 // redeemed where they were made.
 #include <signal.h>
 
+#include <chrono>
 #include <deque>
+#include <thread>
 
 #include "tests/cluster/ticket_daemons.h"
 
@@ -80,21 +82,39 @@ TEST_F(TicketLimitsTest, AConsumerThatMayBeANodeByNowIsNotRefused) {
   Create("a", "s", options);
 }
 
-// Whoever does not wait for a ticket has none.
+// Whoever does not wait for a ticket has none. When the answer is on its way as the caller gives
+// up, the daemon cannot know: that happens on a busy machine, and not five times.
 TEST_F(TicketLimitsTest, ATicketWhoseCallerGaveUpIsRevoked) {
   StartAll({"a", "b"});
-  const auto engine = Connect("unix:" + (directory_ / "a/kvmill.sock"));
+  auto engine = Connect("unix:" + (directory_ / "a/kvmill.sock"));
   const auto first = engine->CreateTicket(ns_["a"], Promised("first"), kPatient);
   ASSERT_TRUE(first.ok()) << first.status();
-  nodes_["a"].process->Signal(SIGSTOP);
-  const auto late = engine->CreateTicket(ns_["a"], Promised("late"), kPatient,
-                                         {.timeout = absl::Milliseconds(300)});
-  EXPECT_TRUE(absl::IsDeadlineExceeded(late.status())) << late.status();
-  nodes_["a"].process->Signal(SIGCONT);
-  const auto second = engine->CreateTicket(ns_["a"], Promised("second"), kPatient, kLongCall);
-  ASSERT_TRUE(second.ok()) << second.status();
-  Until([&] { return absl::StrContains(Metrics("a"), "kvmill_tickets{side=\"producer\"} 2\n"); });
-  for (const auto& ticket : {first, second}) EXPECT_TRUE(engine->RevokeTicket(*ticket).ok());
+  bool only_first = false;
+  for (int tries = 0; tries < 5 && !only_first; ++tries) {
+    nodes_["a"].process->Signal(SIGSTOP);
+    const auto late = engine->CreateTicket(ns_["a"], Promised(absl::StrCat("late", tries)),
+                                           kPatient, {.timeout = absl::Milliseconds(300)});
+    EXPECT_TRUE(absl::IsDeadlineExceeded(late.status())) << late.status();
+    nodes_["a"].process->Signal(SIGCONT);
+    const auto next = engine->CreateTicket(ns_["a"], Promised("next"), kPatient, kLongCall);
+    ASSERT_TRUE(next.ok()) << next.status();
+    EXPECT_TRUE(engine->RevokeTicket(*next).ok());
+    for (int looks = 0; looks < 250 && !only_first; ++looks) {
+      const std::string metrics = Metrics("a");  // As they were since the next one was revoked.
+      only_first = absl::StrContains(metrics, "kvmill_tickets{side=\"producer\"} 1\n") &&
+                   !absl::StrContains(metrics, "kvmill_tickets_ended_total{end=\"revoked\"} 0\n");
+      std::this_thread::sleep_for(Millis(20));
+    }
+    // What is left of this try would be counted in the next one.
+    if (!only_first) {
+      engine = Connect("unix:" + (directory_ / "a/kvmill.sock"));
+      ASSERT_TRUE(engine->CreateTicket(ns_["a"], Promised("first"), kPatient).ok());
+      Until(
+          [&] { return absl::StrContains(Metrics("a"), "kvmill_tickets{side=\"producer\"} 1\n"); });
+    }
+  }
+  EXPECT_TRUE(only_first) << "of the other one nobody knows, and it is held";
+  engine = nullptr;
   NothingIsHeldOn("a");
 }
 
