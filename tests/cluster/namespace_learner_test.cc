@@ -152,7 +152,8 @@ TEST_F(NamespaceLearnerTest, ANameThatMeansTwoThingsIsNone) {
   scripts_["node-2"] = {.answer = SpecOf("two"), .delay = 5 * kSimMs};
   const auto learned = Learn({.name = "n"});
   EXPECT_EQ(learned.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(learned.status().message()), HasSubstr("model is \"two\" here and \"one\" there"));
+  EXPECT_THAT(std::string(learned.status().message()),
+              HasSubstr("model is \"two\" here and \"one\" there"));
   EXPECT_THAT(std::string(learned.status().message()), HasSubstr("\"node-2\" than on \"node-1\""));
   EXPECT_EQ(learner_.unknown(), 0u) << "it is not unknown";
 }
