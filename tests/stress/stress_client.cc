@@ -1,6 +1,7 @@
 // One process of clients of the stress test: does what a client can do, at random, and checks every
 // byte that it sees against the model, until SIGTERM (or something harder) ends it.
 //   stress_client --unix PATH --tcp HOST:PORT|none --name NAME --seed N --threads N
+//   stress_client ... --other-unix PATH         Of another node of the cluster: it is used, too.
 //   stress_client ... --reuse-pages-unasked 1   A fault, to see that it is found.
 //   stress_client --unix PATH --clear
 //   stress_client --unix PATH --race     Races, to see whether ThreadSanitizer sees it.
@@ -76,7 +77,9 @@ int Main(const std::vector<std::string>& arguments) {
   std::map<std::string, std::uint64_t> did;
   {
     const std::unique_ptr<Clients> clients =
-        Clients::Connect(options["unix"], options["tcp"] == "none" ? "" : options["tcp"]);
+        Clients::Connect({.unix_path = options["unix"],
+                          .tcp = options["tcp"] == "none" ? "" : options["tcp"],
+                          .other_unix_path = options["other-unix"]});
     std::atomic<bool> stop{false};
     std::vector<std::unique_ptr<Worker>> workers;
     std::vector<std::thread> running;

@@ -117,11 +117,12 @@ void PageStorer::FillLayer(const Running& running, std::uint32_t layer) {
   }
 }
 
-void PageStorer::Start(Space space, const std::string& sequence, unsigned variant,
+bool PageStorer::Start(Space space, const std::string& sequence, unsigned variant,
                        CallOptions call) {
   const std::uint32_t tail_pages = (TailTokens(sequence) + kPageTokens - 1) / kPageTokens;
   const std::size_t count = kWholeBlocks * kPagesOfBlock + tail_pages;
-  if (running_.size() >= kRunningMax || free_pages_.size() < count || !Register(space)) return;
+  if (running_.size() >= kRunningMax || free_pages_.size() < count || !Register(space))
+    return false;
   running_.push_back(std::make_unique<Running>());
   Running& running = *running_.back();
   running.space = space;
@@ -166,6 +167,7 @@ void PageStorer::Start(Space space, const std::string& sequence, unsigned varian
                             if (outcome->result.has_value()) Wrong("a store of pages ended twice");
                             outcome->result = std::move(result);
                           });
+  return true;
 }
 
 void PageStorer::Free(Running& running) {

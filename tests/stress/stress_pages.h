@@ -42,8 +42,8 @@ class PageStorer {
   PageStorer(const Model& model, Client& client, const ClientNamespace* spaces, Options options);
   ~PageStorer();  // Cancels what runs.
 
-  // Unless there are no free pages.
-  void Start(Space space, const std::string& sequence, unsigned variant, CallOptions call);
+  // False: there are no free pages, or too many stores.
+  bool Start(Space space, const std::string& sequence, unsigned variant, CallOptions call);
   // Lets something happen to what runs.
   void Step();
   const std::map<std::string, std::uint64_t>& did() const { return did_; }

@@ -3,10 +3,11 @@
 // (stress_worker.cc), each checking every byte that it sees; host memory for a fraction of the
 // blocks, so that they are evicted, loaded and waited for all the time; clients that are killed,
 // stopped and cut off. In the end nothing is left: gauges, descriptors and pool are where they
-// began.
+// began. The same on two nodes of a cluster, which bring blocks from each other, with tickets, too
+// (stress_tickets.h), while one of them is killed, stopped, drained and started again.
 //
-// 2 seconds; KVMILL_LONG=1: 30, and 10 with two tenants. Prints its seed, --seed=N repeats it: the
-// same operations and blows, in whatever order the threads take. --seconds=N.
+// 2 seconds each; KVMILL_LONG=1: 30, and 10 with two tenants. Prints its seed, --seed=N repeats it:
+// the same operations and blows, in whatever order the threads take. --seconds=N.
 #include <gmock/gmock.h>
 #include <httplib.h>
 #include <signal.h>
@@ -26,6 +27,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/door_protocol.h"
 #include "client/server_address.h"
+#include "tests/cluster/etcd_process.h"
 #include "tests/integration/daemon_fixture.h"
 #include "tests/long_form.h"
 #include "tests/stress/stress_model.h"
@@ -46,16 +48,78 @@ std::uint64_t Argument(const std::string& name, std::uint64_t otherwise) {
   return otherwise;
 }
 
+enum class Form { kOneTenant, kTwoTenants, kTwoNodes };
+
 class StressTest : public testing::DaemonTest {
  protected:
-  void Start(const std::string& host_bytes) {
-    DaemonTest::StartDurable({"--host-bytes", host_bytes, "--disk-bytes", "512MiB", "--ucx",
-                              "127.0.0.1", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
-                              "--insecure", "--session-grace", "500ms", "--log-level", "warn"});
+  // What all daemons of the test have.
+  static std::vector<std::string> Arguments(const std::string& host_bytes) {
+    return {"--host-bytes", host_bytes,        "--disk-bytes", "512MiB",      "--ucx",
+            "127.0.0.1",    "--listen",        "127.0.0.1:0",  "--metrics",   "127.0.0.1:0",
+            "--insecure",   "--session-grace", "500ms",        "--log-level", "warn"};
+  }
+  std::vector<std::string> ClusterArguments(const std::string& id) const {
+    return {"--cluster",   absl::StrCat("etcd://", etcd_->address().ToString()),
+            "--node-id",   id,
+            "--lease-ttl", "60s"};  // A machine may stand still for a while.
+  }
+  std::string OtherSocket() const { return directory_ / "other.sock"; }
+  void Start(const std::string& host_bytes, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = Arguments(host_bytes);
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    DaemonTest::StartDurable(arguments);
     LetOthersIn();
   }
-  double Metric(const std::string& series) const {
-    const HostPort address = *ParseHostPort(ready_["metrics"].get<std::string>());
+  // The fixture's daemon as node "a", and another one, "b".
+  void StartNodes() {
+    etcd_ = std::make_unique<testing::EtcdProcess>();
+    ASSERT_TRUE(etcd_->Start());
+    Start("64MiB", ClusterArguments("a"));
+    ASSERT_NE(client_, nullptr);
+    ASSERT_NO_FATAL_FAILURE(StartOther());
+    EXPECT_TRUE(Eventually([&] {
+      const auto cluster = client_->Cluster();
+      return cluster.ok() && cluster->members.size() == 2;
+    }));
+  }
+  // With its disk, when it was there before.
+  void StartOther() {
+    std::vector<std::string> arguments = Arguments("64MiB");
+    const std::vector<std::string> cluster = ClusterArguments("b");
+    arguments.insert(arguments.end(), cluster.begin(), cluster.end());
+    for (const std::string& argument :
+         {std::string("--socket"), OtherSocket(), std::string("--data-dir"), directory_ / "other",
+          std::string("--encode-threads"), std::string("2")}) {
+      arguments.push_back(argument);
+    }
+    other_ = std::make_unique<DaemonProcess>(testing::DaemonBinary(), arguments);
+    other_ready_ = other_->WaitReady();
+    ASSERT_FALSE(other_ready_.is_null()) << other_->standard_error();
+  }
+  // Kills it, lets it leave, or stops it for a while.
+  void StrikeOther(std::mt19937_64& random, std::map<std::string, std::uint64_t>& did) {
+    const auto how = random() % 4;
+    if (how < 2) {
+      other_->Signal(SIGSTOP);
+      absl::SleepFor(absl::Milliseconds(static_cast<std::int64_t>(50 + random() % 600)));
+      other_->Signal(SIGCONT);
+      ++did["node stopped"];
+      return;
+    }
+    const bool drains = how == 2;
+    other_->Signal(drains ? SIGTERM : SIGKILL);
+    const testing::Exit exit = other_->WaitExit(std::chrono::seconds(120));
+    if (drains) {
+      ASSERT_EQ(exit.code, 0) << other_->standard_error();
+    } else {
+      ASSERT_EQ(exit.signal, SIGKILL) << other_->standard_error();
+    }
+    ++did[drains ? "node drained" : "node killed"];
+    ASSERT_NO_FATAL_FAILURE(StartOther());
+  }
+  double Metric(const std::string& series) const { return MetricOf(ready_, series); }
+  static double MetricOf(const nlohmann::json& ready, const std::string& series) {
+    const HostPort address = *ParseHostPort(ready["metrics"].get<std::string>());
     httplib::Client http(address.host, address.port);
     http.set_read_timeout(60, 0);
     const httplib::Result result = http.Get("/metrics");
@@ -69,7 +133,14 @@ class StressTest : public testing::DaemonTest {
                                  &value));
     return value;
   }
-  void Stress(absl::Duration length, bool two_tenants);
+  void Stress(absl::Duration length, Form form);
+  void NothingIsLeftOf(const char* node, const nlohmann::json& ready,
+                       const std::vector<const char*>& gauges) {
+    for (const char* gauge : gauges) {
+      EXPECT_TRUE(Eventually([&] { return MetricOf(ready, gauge) == 0; }))
+          << node << ": " << gauge << " " << MetricOf(ready, gauge);
+    }
+  }
   static bool Eventually(const std::function<bool()>& holds) {
     const absl::Time give_up = absl::Now() + absl::Seconds(90);  // Much waits for 30 s.
     while (!holds()) {
@@ -81,6 +152,10 @@ class StressTest : public testing::DaemonTest {
   static std::string ClientBinary() {
     return std::string(KVMILL_BIN_DIR) + "/../tests/stress_client";
   }
+
+  std::unique_ptr<testing::EtcdProcess> etcd_;
+  std::unique_ptr<DaemonProcess> other_;
+  nlohmann::json other_ready_;
 };
 
 struct Running {
@@ -89,12 +164,18 @@ struct Running {
   absl::Time stopped_until = absl::InfinitePast();  // SIGSTOP.
 };
 
-void StressTest::Stress(absl::Duration length, bool two_tenants) {
+void StressTest::Stress(absl::Duration length, Form form) {
+  const bool two_tenants = form == Form::kTwoTenants;
+  const bool two_nodes = form == Form::kTwoNodes;
   const std::uint64_t seed = Argument("seed", std::random_device{}());
   std::printf("--seed=%llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
   // A tenant that finds no arena of its own makes everybody wait (decision 0005).
-  Start(two_tenants ? "256MiB" : "64MiB");
+  if (two_nodes) {
+    ASSERT_NO_FATAL_FAILURE(StartNodes());
+  } else {
+    Start(two_tenants ? "256MiB" : "64MiB");
+  }
   ASSERT_NE(client_, nullptr);
   ASSERT_TRUE(client_->Stat().ok());
   ASSERT_EQ(Metric("sessions"), 0);
@@ -107,13 +188,16 @@ void StressTest::Stress(absl::Duration length, bool two_tenants) {
     r.number = spawned++;
     // Another tenant comes over the socket alone.
     const uid_t uid = two_tenants && place + 1 == kProcesses ? kSomebody : 0;
-    r.process = std::make_unique<DaemonProcess>(
-        ClientBinary(),
-        std::vector<std::string>{
-            "--unix", socket(), "--tcp", uid == 0 ? ready_["listen"].get<std::string>() : "none",
-            "--name", absl::StrCat("p", r.number), "--seed", absl::StrCat(Mix(seed ^ r.number)),
-            "--threads", absl::StrCat(kThreads)},
-        uid);
+    std::vector<std::string> arguments = {
+        "--unix",    socket(),
+        "--tcp",     uid == 0 ? ready_["listen"].get<std::string>() : "none",
+        "--name",    absl::StrCat("p", r.number),
+        "--seed",    absl::StrCat(Mix(seed ^ r.number)),
+        "--threads", absl::StrCat(kThreads)};
+    if (two_nodes) {
+      arguments.insert(arguments.end(), {"--other-unix", OtherSocket()});
+    }
+    r.process = std::make_unique<DaemonProcess>(ClientBinary(), arguments, uid);
     ASSERT_EQ(r.process->ReadLine(std::chrono::seconds(60)), "running")
         << r.process->standard_error();
   };
@@ -150,6 +234,9 @@ void StressTest::Stress(absl::Duration length, bool two_tenants) {
       r.process->Signal(SIGCONT);
       r.stopped_until = absl::InfinitePast();
     }
+    if (two_nodes && random() % 8 == 0) {
+      ASSERT_NO_FATAL_FAILURE(StrikeOther(random, did));
+    }
     const auto place = static_cast<std::uint32_t>(random() % kProcesses);
     Running& r = running[place];
     const auto how = random() % 10;
@@ -173,11 +260,17 @@ void StressTest::Stress(absl::Duration length, bool two_tenants) {
   }
   for (Running& r : running) ASSERT_NO_FATAL_FAILURE(finish(r));
   // A busy machine gets more time for what the test needs to mean something.
-  const std::vector<const char*> wanted = {
+  std::vector<const char*> wanted = {
       "store",  "store by ranks",     "fetch",       "fetched blocks", "map",
       "look",   "store pages",        "flush pages", "cancel pages",   "mapped blocks",
       "lookup", "stored pages whole", "register"};
+  if (two_nodes) {
+    wanted.insert(wanted.end(), {"found elsewhere", "ticket", "ticket blocks", "ticket from pages",
+                                 "ticket blocks fetched"});
+  }
+  const char* const pulled = "pulled_blocks_total{result=\"stored\"}";
   const auto lacks = [&] {
+    if (two_nodes && Metric(pulled) <= 0) return true;
     return std::any_of(wanted.begin(), wanted.end(),
                        [&](const char* what) { return did[what] == 0; });
   };
@@ -194,12 +287,24 @@ void StressTest::Stress(absl::Duration length, bool two_tenants) {
               Metric("stage_duration_seconds_count{op=\"fetch\",stage=\"disk\"}"),
               Metric("lease_expirations_total"));
   for (const char* what : wanted) EXPECT_GT(did[what], 0u) << what;
-
-  // Nothing of a client is left.
-  for (const char* gauge : {"sessions", "leases", "leased_bytes", "referenced_blocks",
-                            "registrations", "data_calls", "data_connections", "staging_bytes"}) {
-    EXPECT_TRUE(Eventually([&] { return Metric(gauge) == 0; })) << gauge << " " << Metric(gauge);
+  if (two_nodes) {
+    std::printf("pulled %.0f\n", Metric(pulled));
+    EXPECT_GT(Metric(pulled), 0);
   }
+
+  // Nothing of a client is left. Two nodes keep their connection to each other.
+  std::vector<const char*> of_clients = {"sessions",          "leases",        "leased_bytes",
+                                         "referenced_blocks", "registrations", "data_calls",
+                                         "staging_bytes"};
+  if (two_nodes) {
+    of_clients.insert(of_clients.end(),
+                      {"tickets{side=\"producer\"}", "tickets{side=\"consumer\"}",
+                       "ticket_bytes{side=\"producer\"}", "ticket_bytes{side=\"consumer\"}"});
+    NothingIsLeftOf("b", other_ready_, of_clients);
+  } else {
+    of_clients.push_back("data_connections");
+  }
+  NothingIsLeftOf("a", ready_, of_clients);
   EXPECT_EQ(client_->Stat()->checksum_failures, 0u);
   const auto verified = client_->Verify({.timeout = absl::Minutes(2)});
   ASSERT_TRUE(verified.ok()) << verified.status();
@@ -210,11 +315,17 @@ void StressTest::Stress(absl::Duration length, bool two_tenants) {
     DaemonProcess clear(ClientBinary(), {"--unix", socket(), "--clear"}, uid);
     EXPECT_EQ(clear.WaitExit(std::chrono::seconds(60)).code, 0);
   }
-  for (const char* gauge :
-       {"assembling_blocks", "unwritten_blocks", "tier_used_bytes{tier=\"host\"}",
-        "tier_blocks{tier=\"host\"}", "tier_blocks{tier=\"disk\"}"}) {
-    EXPECT_TRUE(Eventually([&] { return Metric(gauge) == 0; })) << gauge << " " << Metric(gauge);
+  const std::vector<const char*> of_blocks = {
+      "assembling_blocks", "unwritten_blocks", "tier_used_bytes{tier=\"host\"}",
+      "tier_blocks{tier=\"host\"}", "tier_blocks{tier=\"disk\"}"};
+  if (two_nodes) {
+    DaemonProcess clear(ClientBinary(), {"--unix", OtherSocket(), "--clear"}, 0);
+    EXPECT_EQ(clear.WaitExit(std::chrono::seconds(60)).code, 0);
+    NothingIsLeftOf("b", other_ready_, of_blocks);
+    other_->Signal(SIGTERM);
+    EXPECT_EQ(other_->WaitExit(std::chrono::seconds(60)).code, 0) << other_->standard_error();
   }
+  NothingIsLeftOf("a", ready_, of_blocks);
   // 3 processes of clients less; the disk's files vary.
   EXPECT_TRUE(Eventually([&] { return daemon_->OpenDescriptors() < descriptors_with_clients; }))
       << daemon_->OpenDescriptors() << " descriptors, with three processes of clients they were "
@@ -225,7 +336,13 @@ void StressTest::Stress(absl::Duration length, bool two_tenants) {
 }
 
 TEST_F(StressTest, EveryByteIsRightAndNothingIsLeft) {
-  Stress(absl::Seconds(static_cast<std::int64_t>(Argument("seconds", ShortOrLong(2, 30)))), false);
+  Stress(absl::Seconds(static_cast<std::int64_t>(Argument("seconds", ShortOrLong(2, 30)))),
+         Form::kOneTenant);
+}
+
+TEST_F(StressTest, EveryByteIsRightOnTwoNodesAndNothingIsLeft) {
+  Stress(absl::Seconds(static_cast<std::int64_t>(Argument("seconds", ShortOrLong(2, 30)))),
+         Form::kTwoNodes);
 }
 
 // Who gives pages another use while the daemon reads them makes wrong blocks: the model says so.
@@ -245,7 +362,7 @@ TEST_F(StressTest, PagesThatAreReusedUnaskedAreFound) {
 TEST_F(StressTest, OfTwoTenantsNeitherSeesTheOther) {
   if (!LongForm()) GTEST_SKIP() << "in the long form only: KVMILL_LONG=1";
   if (geteuid() != 0) GTEST_SKIP() << "needs root to act as another user";
-  Stress(absl::Seconds(static_cast<std::int64_t>(Argument("seconds", 10))), true);
+  Stress(absl::Seconds(static_cast<std::int64_t>(Argument("seconds", 10))), Form::kTwoTenants);
 }
 
 TEST_F(StressTest, ThreadSanitizerSeesARaceBehindGrpc) {

@@ -16,43 +16,9 @@
 namespace kvmill::stress {
 namespace {
 
-// What everybody stores: more than fits in host memory, little enough to meet again.
-constexpr std::uint64_t kSharedSequences[kSpaces] = {400, 300};
 constexpr std::size_t kPrivates = 6;
-constexpr std::size_t kHeldMax = 4;
-constexpr unsigned kAll = (1u << kVariants) - 1;
 
 }  // namespace
-
-std::unique_ptr<Clients> Clients::Connect(const std::string& unix_path, const std::string& tcp) {
-  auto clients = std::make_unique<Clients>();
-  const auto make = [](const std::string& address, DataPath path, EncodeIn encode_in) {
-    Client::Options options;
-    options.address = address;
-    options.timeout = absl::Seconds(30);
-    options.path = path;
-    options.encode_in = encode_in;
-    auto client = Client::Create(options);
-    if (!client.ok()) Wrong(client.status().ToString());
-    return *std::move(client);
-  };
-  const std::string local = "unix:" + unix_path;
-  clients->local = make(local, DataPath::kInline, EncodeIn::kDaemon);
-  clients->ucx = make(local, DataPath::kUcx, EncodeIn::kClient);
-  clients->inline_encoded = make(local, DataPath::kInline, EncodeIn::kClient);
-  clients->ucx_raw = make(local, DataPath::kUcx, EncodeIn::kDaemon);
-  if (!tcp.empty()) clients->remote = make(tcp, DataPath::kUcx, EncodeIn::kClient);
-  for (const Space space : {Space::kTiles, Space::kRaw}) {
-    for (Client* client : {clients->local.get(), clients->ucx.get(), clients->inline_encoded.get(),
-                           clients->ucx_raw.get(), clients->remote.get()}) {
-      if (client == nullptr) continue;
-      auto ns = client->OpenNamespace(NameOf(space), SpecOf(space));
-      if (!ns.ok()) Wrong("open: " + ns.status().ToString());
-      clients->spaces[static_cast<std::size_t>(space)] = *std::move(ns);
-    }
-  }
-  return clients;
-}
 
 Worker::Worker(const Model& model, const Clients& clients, std::uint64_t seed, std::string name,
                std::uint32_t number, bool reuses_pages_unasked)
@@ -72,6 +38,17 @@ Worker::Worker(const Model& model, const Clients& clients, std::uint64_t seed, s
     privates_.back()->space = i % 2 == 0 ? Space::kTiles : Space::kRaw;
     Forget(privates_.back().get());
   }
+  if (clients.other == nullptr) return;
+  tickets_ = std::make_unique<TicketStorer>(
+      model, *clients.local, *clients.other, clients.spaces,
+      TicketStorer::Options{.seed = Mix(seed + 1),
+                            .name = name_,
+                            .store_pages =
+                                [this](Space space, const std::string& sequence, unsigned variant) {
+                                  return pages_.Start(space, sequence, variant, {});
+                                },
+                            .failed = [this](const absl::Status& status,
+                                             const char* how) { CheckFailure(status, how); }});
 }
 
 void Worker::Forget(Private* own) {
@@ -85,7 +62,7 @@ Worker::Target Worker::Pick() {
     return {own->space, own->name, own};
   }
   const auto space = static_cast<Space>(Below(kSpaces));
-  return {space, absl::StrCat("all/", Below(kSharedSequences[static_cast<int>(space)])), nullptr};
+  return {space, AnySharedName(space), nullptr};
 }
 
 Client& Worker::AnyClient() {
@@ -95,6 +72,14 @@ Client& Worker::AnyClient() {
   if (which == 2) return *clients_.ucx_raw;
   if (which == 3 && clients_.remote != nullptr) return *clients_.remote;
   return *clients_.local;
+}
+
+bool Worker::OnOtherNode(const Target& target) {
+  return clients_.other != nullptr && target.own == nullptr && OneIn(3);
+}
+
+Client& Worker::AnyClientFor(const Target& target) {
+  return OnOtherNode(target) ? *clients_.other : AnyClient();
 }
 
 // Some give up in the middle.
@@ -139,6 +124,7 @@ void Worker::NotePages(const Target& target, std::uint32_t block, std::uint32_t 
 
 void Worker::Step() {
   if (OneIn(2)) pages_.Step();
+  if (tickets_ != nullptr && OneIn(2)) tickets_->Step();
   const auto what = Below(1000);
   if (what < 200) {
     Store();
@@ -167,265 +153,13 @@ void Worker::Step() {
   }
 }
 
-void Worker::Store() {
-  const Target target = Pick();
-  const auto variant = static_cast<unsigned>(Below(target.variants()));
-  const StoreInput input(model_, target.space, target.name, variant, {});
-  const auto stored = AnyClient().Store(clients_.spaces[static_cast<int>(target.space)],
-                                        input.blocks(), {.wait_durable = OneIn(50)}, AnyTimeout());
-  ++did_["store"];
-  if (!stored.ok()) {
-    CheckFailure(stored.status(), "store");
-    if (target.own != nullptr) Forget(target.own);
-    return;
-  }
-  bool forget = false;
-  for (std::uint32_t b = 0; b < kBlocks; ++b) {
-    const StoreBlockResult& block = stored->blocks[b];
-    if (!block.status.ok()) CheckFailure(block.status, "store block");
-    if (target.own == nullptr) continue;
-    auto& allowed = target.own->allowed[b];
-    switch (block.outcome) {
-      case StoreOutcome::kStored:
-        // Of two layer groups one may have been there.
-        for (unsigned& group : allowed) group |= 1u << variant;
-        break;
-      case StoreOutcome::kExisting:
-        if (allowed[0] == 0) {
-          Wrong(
-              absl::StrCat("store: ", target.name, " block ", b, " existed before it was stored"));
-        }
-        break;
-      case StoreOutcome::kPartial:
-        Wrong(absl::StrCat("store: ", target.name, " block ", b, " owes heads of a whole store"));
-      case StoreOutcome::kFailed:
-        forget = true;  // One layer group may be there.
-        break;
-    }
-  }
-  if (forget) Forget(target.own);
-}
-
-void Worker::StoreByRanks() {
-  const Target target = Pick();
-  if (target.own != nullptr) return;  // Halves of two variants could meet.
-  const auto rank = [&](Client& client, std::uint32_t head) {
-    const StoreInput input(model_, target.space, target.name, 0, {head, 1});
-    return client
-        .Store(clients_.spaces[static_cast<int>(target.space)], input.blocks(),
-               {.head_begin = head, .head_count = 1}, {})
-        .status();
-  };
-  Client& first = AnyClient();
-  Client& second = AnyClient();
-  const bool both = !OneIn(8);  // Else a rank that never comes.
-  absl::Status other;
-  std::thread beside;
-  if (both) beside = std::thread([&] { other = rank(second, 1); });
-  const absl::Status one = rank(first, 0);
-  if (both) beside.join();
-  ++did_["store by ranks"];
-  for (const absl::Status& status : {one, other}) {
-    if (!status.ok()) CheckFailure(status, "store by ranks");
-  }
-}
-
-void Worker::StoreNotFinite() {
-  const Target target{Space::kRaw, absl::StrCat("nan/", name_, "/", Below(20)), nullptr};
-  const StoreInput input(model_, target.space, target.name, 0, {}, true);
-  const auto stored =
-      AnyClient().Store(clients_.spaces[static_cast<int>(target.space)], input.blocks(), {}, {});
-  ++did_["store not finite"];
-  if (!stored.ok()) {
-    CheckFailure(stored.status(), "store not finite");
-  } else if (stored->blocks[0].outcome != StoreOutcome::kFailed) {
-    Wrong("store: a block with a NaN was taken");
-  }
-}
-
-void Worker::StorePages() {
-  const bool own = OneIn(3);
-  const auto space = static_cast<Space>(Below(kSpaces));
-  // A private one has a name that nothing else has until it is all there.
-  const std::string sequence =
-      own ? absl::StrCat("own/", name_, "/", ++names_)
-          : absl::StrCat("all/", Below(kSharedSequences[static_cast<int>(space)]));
-  pages_.Start(space, sequence, own ? static_cast<unsigned>(Below(kVariants)) : 0, AnyTimeout());
-}
-
-void Worker::PagesStored(const PageStorer::Ended& ended) {
-  if (ended.result == nullptr || ended.sequence.rfind("own/", 0) != 0) return;
-  for (const StoreBlockResult& block : ended.result->blocks) {
-    if (block.outcome != StoreOutcome::kStored) {
-      Wrong(absl::StrCat("store pages: ", ended.sequence, " existed before it was stored"));
-    }
-  }
-  Private& own = *privates_[Below(kPrivates)];
-  own.space = ended.space;
-  own.name = ended.sequence;
-  for (auto& block : own.allowed) block.fill(1u << ended.variant);
-}
-
 std::map<std::string, std::uint64_t> Worker::did() const {
   std::map<std::string, std::uint64_t> all = did_;
   for (const auto& [what, count] : pages_.did()) all[what] += count;
+  if (tickets_ != nullptr) {
+    for (const auto& [what, count] : tickets_->did()) all[what] += count;
+  }
   return all;
-}
-
-class Worker::Sink : public FetchSink {
- public:
-  Sink(Worker& worker, const Target& target, bool own_memory)
-      : worker_(worker), target_(target), own_memory_(own_memory) {}
-  absl::Span<std::byte> PageMemory(const PageId& id, std::size_t page_bytes) override {
-    if (!own_memory_) return {};
-    std::vector<std::byte>& page = pages_[{id.block, id.group, id.layer_index}];
-    page.resize(page_bytes);
-    return absl::MakeSpan(page);
-  }
-  absl::Status OnPage(const PageId& id, const PageView& page) override {
-    const unsigned got =
-        worker_.model_.Matching(target_.space, target_.name, id.block, target_.variants(), page);
-    matching[id.block][id.group] &= got;
-    ++pages[id.block][id.group];
-    return absl::OkStatus();
-  }
-  std::array<std::array<unsigned, 2>, kBlocks> matching = [] {
-    std::array<std::array<unsigned, 2>, kBlocks> all;
-    for (auto& block : all) block.fill(kAll);
-    return all;
-  }();
-  std::array<std::array<unsigned, 2>, kBlocks> pages{};
-
- private:
-  Worker& worker_;
-  const Target& target_;
-  const bool own_memory_;
-  std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::vector<std::byte>> pages_;
-};
-
-void Worker::Fetch() {
-  const Target target = Pick();
-  Sink sink(*this, target, OneIn(2));
-  const auto fetched = AnyClient().Fetch(clients_.spaces[static_cast<int>(target.space)],
-                                         KeysOf(target.name), sink, AnyTimeout());
-  ++did_["fetch"];
-  if (!fetched.ok()) CheckFailure(fetched.status(), "fetch");
-  const std::uint32_t layers = kLayers / GroupCount(target.space);
-  for (std::uint32_t b = 0; b < kBlocks; ++b) {
-    const absl::Status& status = fetched.ok() ? fetched->blocks[b].status : fetched.status();
-    if (fetched.ok() && !status.ok() && !absl::IsNotFound(status)) {
-      CheckFailure(status, "fetch block");
-    }
-    for (std::uint32_t g = 0; g < GroupCount(target.space); ++g) {
-      // Whatever came was whole, also of a call that failed afterwards.
-      if (sink.pages[b][g] > 0) NotePages(target, b, g, sink.matching[b][g], "fetch");
-      if (status.ok() && sink.pages[b][g] != layers) {
-        Wrong(absl::StrCat("fetch: ", sink.pages[b][g], " pages of group ", g, ", want ", layers));
-      }
-    }
-    if (status.ok()) ++did_["fetched blocks"];
-  }
-}
-
-void Worker::Map() {
-  const Target target = Pick();
-  const absl::Duration lease =
-      absl::Milliseconds(static_cast<std::int64_t>(OneIn(3) ? 1 + Below(30) : 100 + Below(2000)));
-  auto mapped = clients_.local->Map(clients_.spaces[static_cast<int>(target.space)],
-                                    KeysOf(target.name), {.lease = lease}, AnyTimeout());
-  ++did_["map"];
-  if (!mapped.ok()) return CheckFailure(mapped.status(), "map");
-  Held held;
-  held.target = target;
-  held.mapped = *std::move(mapped);
-  if (target.own != nullptr) held.seen = *target.own;
-  // What is stored after this moment is not what was mapped, but may have the same name.
-  for (std::uint32_t b = 0; b < kBlocks; ++b) {
-    const absl::Status& status = held.mapped->status(b);
-    if (!status.ok() && !absl::IsNotFound(status)) CheckFailure(status, "map block");
-    if (status.ok()) ++did_["mapped blocks"];
-  }
-  LookAt(held);
-  if (target.space == Space::kTiles && target.own == nullptr) AttendTo(held);
-  if (OneIn(4)) {
-    const absl::Status renewed =
-        clients_.local->Renew(*held.mapped, absl::Milliseconds(1 + static_cast<int>(Below(500))));
-    if (!renewed.ok()) CheckFailure(renewed, "renew");
-    ++did_["renew"];
-    LookAt(held);
-  }
-  if (OneIn(12)) OutlastLease(held);
-  if (!OneIn(3)) return;  // Released.
-  if (held_.size() == kHeldMax) held_.erase(held_.begin() + static_cast<int>(Below(kHeldMax)));
-  held_.push_back(std::move(held));
-}
-
-// Compares in place; what is read counts when Check says so afterwards.
-void Worker::LookAt(Held& held) {
-  const Target& target = held.target;
-  const std::uint32_t groups = GroupCount(target.space);
-  std::array<std::array<unsigned, 2>, kBlocks> matching{};
-  std::array<std::array<bool, 2>, kBlocks> seen{};
-  for (std::uint32_t b = 0; b < kBlocks; ++b) {
-    for (std::uint32_t g = 0; g < groups; ++g) {
-      matching[b][g] = kAll;
-      for (std::uint32_t layer = 0; layer < kLayers / groups; ++layer) {
-        const auto page = held.mapped->Page(b, g, layer);
-        if (!page.ok()) {
-          if (absl::IsAborted(page.status())) {
-            ++did_["look aborted"];
-            return;
-          }
-          if (!absl::IsNotFound(page.status())) CheckFailure(page.status(), "look");
-          continue;
-        }
-        seen[b][g] = true;
-        matching[b][g] &= model_.Matching(target.space, target.name, b, target.variants(), *page);
-      }
-    }
-  }
-  const absl::Status counts = held.mapped->Check();
-  ++did_["look"];
-  if (!counts.ok()) {
-    if (!absl::IsAborted(counts)) Wrong("check: " + counts.ToString());
-    ++did_["look aborted"];
-    return;
-  }
-  Target then = target;
-  if (target.own != nullptr) then.own = &held.seen;
-  for (std::uint32_t b = 0; b < kBlocks; ++b) {
-    for (std::uint32_t g = 0; g < groups; ++g) {
-      if (seen[b][g]) NotePages(then, b, g, matching[b][g], "map");
-    }
-  }
-}
-
-void Worker::AttendTo(Held& held) {
-  for (std::uint32_t b = 0; b < kWholeBlocks; ++b) {
-    if (!held.mapped->status(b).ok()) return;
-  }
-  const auto layer = static_cast<std::uint32_t>(Below(kLayers));  // Each a group of its own.
-  std::vector<AttentionBlock> table(kWholeBlocks * kHeads);
-  const absl::Status filled =
-      FillAttentionBlocks(*held.mapped, layer, 0, 0, kWholeBlocks, absl::MakeSpan(table));
-  if (!filled.ok()) return CheckFailure(filled, "attend");
-  const std::vector<float> in_place = Attend(table);
-  const absl::Status counts = held.mapped->Check();
-  if (!counts.ok()) return CheckFailure(counts, "attend");
-  ++did_["attend"];
-  if (in_place != Attend(model_.AttentionBlocksOf(held.target.name, 0, layer))) {
-    Wrong("attention in place over " + held.target.name + " is not that over its records");
-  }
-}
-
-void Worker::OutlastLease(Held& held) {
-  const absl::Duration left = held.mapped->deadline() - absl::Now();
-  if (left > absl::Milliseconds(150)) return;
-  absl::SleepFor(std::max(left, absl::ZeroDuration()) + absl::Milliseconds(2));
-  ++did_["outlast"];
-  if (!absl::IsAborted(held.mapped->Check()) || held.mapped->Page(0, 0, 0).ok()) {
-    Wrong("a reader past its lease was not told");
-  }
 }
 
 void Worker::Lookup() {
@@ -433,16 +167,19 @@ void Worker::Lookup() {
   const ClientNamespace& ns = clients_.spaces[static_cast<int>(target.space)];
   std::vector<BlockKey> keys = KeysOf(target.name);
   if (OneIn(3)) {
-    const auto touched = AnyClient().Touch(ns, keys);
+    const auto touched = AnyClientFor(target).Touch(ns, keys);
     if (!touched.ok()) CheckFailure(touched.status(), "touch");
     ++did_["touch"];
     return;
   }
   keys.pop_back();
   const TailCandidate tail{TailsOwnKey(target.name), TailTokens(target.name), kWholeBlocks};
-  const auto found = AnyClient().Lookup(ns, keys, {&tail, 1});
+  const auto found = AnyClientFor(target).Lookup(ns, keys, {&tail, 1});
   ++did_["lookup"];
   if (!found.ok()) return CheckFailure(found.status(), "lookup");
+  if (std::count(found->tiers.begin(), found->tiers.end(), Tier::kPeer) > 0) {
+    ++did_["found elsewhere"];
+  }
   if (found->tail_tokens != 0 && found->tail_tokens != TailTokens(target.name)) {
     Wrong(absl::StrCat("lookup: a tail of ", found->tail_tokens, " tokens"));
   }
@@ -457,8 +194,8 @@ void Worker::Lookup() {
 void Worker::Remove() {
   const Target target = Pick();
   if (target.own == nullptr && !OneIn(4)) return;
-  const auto removed =
-      AnyClient().Remove(clients_.spaces[static_cast<int>(target.space)], KeysOf(target.name));
+  const auto removed = AnyClientFor(target).Remove(clients_.spaces[static_cast<int>(target.space)],
+                                                   KeysOf(target.name));
   ++did_["remove"];
   if (!removed.ok()) {
     CheckFailure(removed.status(), "remove");

@@ -1,4 +1,5 @@
-// One thread of a stress_client: random operations, and what it knows about the blocks.
+// One thread of a stress_client: random operations, and what it knows about the blocks. What it
+// does is in stress_stores.cc and stress_reads.cc, the rest in stress_worker.cc.
 #ifndef KVMILL_TESTS_STRESS_STRESS_WORKER_H_
 #define KVMILL_TESTS_STRESS_STRESS_WORKER_H_
 
@@ -11,25 +12,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "client/client.h"
 #include "client/mapped_blocks.h"
+#include "tests/stress/stress_clients.h"
 #include "tests/stress/stress_model.h"
 #include "tests/stress/stress_pages.h"
+#include "tests/stress/stress_tickets.h"
 
 namespace kvmill::stress {
-
-// The ways to the daemon that a process has, and its namespaces.
-struct Clients {
-  // `tcp` may be empty: then there is no remote client. Ends the process when it cannot.
-  static std::unique_ptr<Clients> Connect(const std::string& unix_path, const std::string& tcp);
-
-  std::unique_ptr<Client> local;           // Inline over the socket, encoded by the daemon.
-  std::unique_ptr<Client> ucx;             // The socket and UCX, encoded here.
-  std::unique_ptr<Client> remote;          // TCP and UCX, encoded here; null without `tcp`.
-  std::unique_ptr<Client> inline_encoded;  // Inline, encoded here.
-  std::unique_ptr<Client> ucx_raw;         // UCX, encoded by the daemon.
-  ClientNamespace spaces[kSpaces];
-};
 
 class Worker {
  public:
@@ -62,10 +53,19 @@ class Worker {
   };
   class Sink;
 
+  // What everybody stores: more than fits in host memory, little enough to meet again.
+  static constexpr std::uint64_t kSharedSequences[kSpaces] = {400, 300};
+
   std::uint64_t Below(std::uint64_t n) { return random_() % n; }
   bool OneIn(std::uint64_t n) { return Below(n) == 0; }
   Target Pick();
+  std::string AnySharedName(Space space) {
+    return absl::StrCat("all/", Below(kSharedSequences[static_cast<std::size_t>(space)]));
+  }
   Client& AnyClient();
+  // What only this thread stores stays on one node: elsewhere it would outlive its removal.
+  Client& AnyClientFor(const Target& target);
+  bool OnOtherNode(const Target& target);
   CallOptions AnyTimeout();
   // After a call whose outcome is not known the thread forgets the sequence and takes a new name.
   void Forget(Private* own);
@@ -97,7 +97,8 @@ class Worker {
   std::vector<std::unique_ptr<Private>> privates_;
   std::vector<Held> held_;
   std::map<std::string, std::uint64_t> did_;
-  PageStorer pages_;  // Last: tells the others.
+  PageStorer pages_;                       // Tells the others,
+  std::unique_ptr<TicketStorer> tickets_;  // and this one uses it. Null without another node.
 };
 
 }  // namespace kvmill::stress
