@@ -4,12 +4,14 @@ set -euo pipefail
 
 usage() {
   cat <<'USAGE'
-Usage: tests/run.sh [--long] [--sanitizers] [--only REGEX] [--jobs N] [--no-install]
+Usage: tests/run.sh [--long] [--sanitizers] [--stress] [--only REGEX] [--jobs N] [--no-install]
 
   (no options)     build the release preset and run every test that is not labelled 'long'
   --long           also run the tests labelled 'long', and the long forms of the others (KVMILL_LONG=1)
   --sanitizers     afterwards build the asan and tsan presets and run their tests, without those labelled
                    'slow' or 'long'
+  --stress         only stress_test, and all of its seconds, in the release preset; with --sanitizers in those two
+                   instead. Builds no more than that needs
   --only REGEX     only tests whose name matches (everything is built all the same)
   --jobs N         build and test N at a time (default: the number of processors)
   --no-install     do not look for missing Debian packages
@@ -23,7 +25,7 @@ USAGE
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 
-long=0 sanitizers=0 only="" jobs="$(nproc)" install=1
+long=0 sanitizers=0 stress=0 only="" jobs="$(nproc)" install=1
 script=run.sh
 # shellcheck source=deploy/options.sh
 source "$root/deploy/options.sh"
@@ -31,6 +33,7 @@ while (($# > 0)); do
   case "$1" in
     --long) long=1 ;;
     --sanitizers) sanitizers=1 ;;
+    --stress) stress=1 ;;
     --only) need "$1" "${2:-}"; only="$2"; shift ;;
     --jobs) need "$1" "${2:-}"; jobs="$2"; shift ;;
     --no-install) install=0 ;;
@@ -40,6 +43,12 @@ while (($# > 0)); do
   shift
 done
 need_count --jobs "$jobs"
+targets=()
+if ((stress)); then
+  [[ -z "$only" ]] || { echo "run.sh: --stress and --only exclude each other" >&2; exit 2; }
+  only='^stress_test$' targets=(--target stress_test)
+  export KVMILL_LONG=1
+fi
 
 step() { printf '\n== %s\n' "$*"; }
 
@@ -61,7 +70,7 @@ build_and_test() {
   shift
   step "$preset: configure and build ($jobs jobs)"
   if ! cmake --preset "$preset" --log-level=WARNING -DKVMILL_TESTS=ON ||
-    ! cmake --build --preset "$preset" -j "$jobs"; then
+    ! cmake --build --preset "$preset" -j "$jobs" "${targets[@]}"; then
     echo "run.sh: the $preset build failed" >&2
     broken=1
     return
@@ -104,13 +113,16 @@ if ((install)); then
   deploy/install_packages.sh
 fi
 
-if ((long)); then
+if ((stress)); then
+  if ((sanitizers)); then presets=(asan tsan); else presets=(release); fi
+  for preset in "${presets[@]}"; do build_and_test "$preset"; done
+elif ((long)); then
   export KVMILL_LONG=1
   build_and_test release
 else
   build_and_test release -LE '^long$'
 fi
-if ((sanitizers && !broken)); then
+if ((sanitizers && !stress && !broken)); then
   build_and_test asan -LE '^(slow|long|lint)$'
   build_and_test tsan -LE '^(slow|long|lint)$'
 fi
