@@ -44,7 +44,7 @@ struct Surroundings {
   std::unique_ptr<LocalDoor> door;
   std::unique_ptr<Callers> callers;
   // Of no daemon: links get their connections from the test.
-  Connection connection{*ParseServerAddress("127.0.0.1:1"), [](std::uint64_t) {}};
+  Connection connection{*ParseServerAddress("127.0.0.1:1"), {}, [](std::uint64_t) {}};
 };
 Surroundings& TheSurroundings() {
   static auto* surroundings = new Surroundings;
