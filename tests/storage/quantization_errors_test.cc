@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/decode.h"
 #include "kernels/encode.h"
 
@@ -138,7 +139,7 @@ TEST(QuantizationErrorsTest, NamespacesBeyondTheLimitShareOne) {
   EXPECT_TRUE(errors.snapshot().empty());
   Head head(1);
   for (const NamespaceId id : {4, 2, 900, 2, 0}) {
-    errors.Observe(Space(id, "n" + std::to_string(id)), kFormat, head.input(), head.record());
+    errors.Observe(Space(id, absl::StrCat("n", id)), kFormat, head.input(), head.record());
   }
   const auto all = errors.snapshot();
   ASSERT_EQ(all.size(), 3u);
