@@ -260,9 +260,10 @@ class Etcd(Process):
 
 
 class Node(Process):
-    """A daemon on a host of its own. The folder holds its socket and its disk tier, and stays when it dies."""
+    """A daemon on a host of its own. The folder holds its socket and its disk tier, and stays when it dies. With an `authority`
+    (tests/certificates.py) it has a certificate: all nodes have one name."""
 
-    def __init__(self, programs, net, host, folder, name, cluster, flags=(), address=None, port=7600):
+    def __init__(self, programs, net, host, folder, name, cluster, flags=(), address=None, port=7600, authority=None):
         self.folder = os.path.join(folder, name)
         os.makedirs(os.path.join(self.folder, "run"), 0o750)
         super().__init__(os.path.join(self.folder, "log"))
@@ -272,13 +273,21 @@ class Node(Process):
         self.listen = host_port(self.address, port)
         self.socket = os.path.join(self.folder, "run", "kvmill.sock")
         self.server = "unix:" + self.socket
-        self.restarts = 0
+        self.restarts, self.authority, self.tls = 0, authority, ["--insecure"]
+        if authority is not None:
+            self.renew()
+            self.tls = ["--tls-ca", authority.ca, "--tls-cert", authority.path(f"{name}.pem"), "--tls-key", authority.path(f"{name}.key"),
+                        "--tls-server-name", "node.example"]
+
+    def renew(self):
+        """Another certificate and key, in the files that it reads."""
+        self.authority.issue(self.name, "DNS:node.example")
 
     def start(self, wait=True):
         ucx = [] if self.address == "::1" else ["--ucx", self.address]
         self.spawn(self.net.command(
             self.host, self.programs.kvmilld, "--socket", self.socket, "--data-dir", os.path.join(self.folder, "data"),
-            "--host-bytes", "64MiB", "--huge-pages", "off", "--disk-bytes", "1GiB", "--listen", self.listen, *ucx, "--insecure",
+            "--host-bytes", "64MiB", "--huge-pages", "off", "--disk-bytes", "1GiB", "--listen", self.listen, *ucx, *self.tls,
             "--node-id", self.name, "--cluster", self.cluster, "--lease-ttl", f"{LEASE}s", "--member-grace", f"{GRACE}s", "--drain-timeout", "5s",
             *self.flags), stdout=subprocess.PIPE)
         if wait:
@@ -370,8 +379,8 @@ class Load(Process):
 class Cluster:
     """etcd on the first hosts, then a daemon on each host. `ipv6`: they know no other addresses of each other."""
 
-    def __init__(self, programs, folder, names="abc", flags=(), etcds=1, ipv6=False, seed=1):
-        self.programs, self.folder, self.loads, self.nodes = programs, folder, {}, {}
+    def __init__(self, programs, folder, names="abc", flags=(), etcds=1, ipv6=False, seed=1, authority=None):
+        self.programs, self.folder, self.loads, self.nodes, self.authority = programs, folder, {}, {}, authority
         self.net = Net(programs, etcds + len(names), seed)
         self.address = self.net.ipv6 if ipv6 else self.net.ipv4
         peers = {f"e{host}": host_port(self.address(host), 2380) for host in range(1, etcds + 1)}
@@ -398,7 +407,8 @@ class Cluster:
 
     def add(self, name, host, flags=()):
         servers = ",".join(etcd.client for etcd in self.etcds)
-        self.nodes[name] = Node(self.programs, self.net, host, self.folder, name, f"etcd://{servers}", flags, self.address(host))
+        self.nodes[name] = Node(self.programs, self.net, host, self.folder, name, f"etcd://{servers}", flags, self.address(host),
+                                authority=self.authority)
         return self.nodes[name]
 
     def expect_members(self, names, seconds, at=None, stale=False):

@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Every node is restarted, one after the other, under load (ctest `cluster_net_rolling_test`): by SIGTERM, as a new version is rolled
-out, and by kill -9.
+out, also with TLS and a new certificate each time, and by kill -9.
 
 rolling_test.py BIN_DIR PROBE_DIR ETCD ETCDCTL [SCENARIO...]
 """
+import os
 import sys
 import time
 
 from cluster_net import LONG, MUST, Cluster, run
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from certificates import Authority  # noqa: E402  # pylint: disable=wrong-import-position
 
 SETS = "a,b,c"  # Which are there before; the engines store those of another one.
 SEQUENCES = 40  # Of each set.
 ROUNDS = 5 if LONG else 1
 
 
-def roll(programs, folder, stop, drains):
-    cluster = Cluster(programs, folder)
+def roll(programs, folder, stop, drains, authority=None):
+    cluster = Cluster(programs, folder, authority=authority)
     loaded = total = 0
     try:
         for name in cluster.nodes:
@@ -32,6 +36,8 @@ def roll(programs, folder, stop, drains):
                 # Its own engine goes elsewhere, as a router sends it.
                 cluster.loads[name].kill()
                 stop(cluster[name])
+                if authority is not None:
+                    cluster[name].renew()
                 cluster[name].start()
                 cluster.expect_members("abc", MUST)
                 for other in others:
@@ -51,9 +57,13 @@ def rolling_restart(programs, folder):
     return roll(programs, folder, lambda node: node.terminate(), drains=True)
 
 
+def rolling_restart_with_tls(programs, folder):
+    return roll(programs, folder, lambda node: node.terminate(), drains=True, authority=Authority(folder))
+
+
 def rolling_crash(programs, folder):
     return roll(programs, folder, lambda node: node.kill(), drains=False)
 
 
 if __name__ == "__main__":
-    sys.exit(run("cluster_net_rolling_test", [rolling_restart, rolling_crash]))
+    sys.exit(run("cluster_net_rolling_test", [rolling_restart, rolling_restart_with_tls, rolling_crash]))

@@ -4,37 +4,26 @@ python_tls_test.py --bin-dir DIR --source-dir DIR, with PYTHONPATH=build/release
 import hashlib
 import os
 import shutil
-import subprocess
+import sys
 import tempfile
 import unittest
 
 import kvmill
 from python_support import cli_support, gaussian, spec
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+from certificates import Authority  # noqa: E402  # pylint: disable=wrong-import-position
+
 TOKEN = "a-token-of-tests"
 
 
-def openssl(*arguments):
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
-
-
-class Certificates:
+class Certificates(Authority):
     """An authority, a node of 127.0.0.1 and a client."""
 
     def __init__(self):
-        self.folder = tempfile.mkdtemp(prefix="kvmill-tls-test-")
-        self.ca = self.path("ca.pem")
-        new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-        openssl("req", "-x509", *new_key, "-subj", "/CN=authority", "-days", "2", "-keyout", self.path("ca.key"), "-out", self.ca)
-        for name, alternative in (("node", "IP:127.0.0.1"), ("client", "DNS:client.example")):
-            openssl("req", *new_key, "-subj", f"/CN={name}", "-keyout", self.path(f"{name}.key"), "-out", self.path(f"{name}.csr"))
-            with open(self.path("extensions"), "w", encoding="utf-8") as file:
-                file.write(f"subjectAltName={alternative}\n")
-            openssl("x509", "-req", "-in", self.path(f"{name}.csr"), "-CA", self.ca, "-CAkey", self.path("ca.key"),
-                    "-CAcreateserial", "-days", "2", "-extfile", self.path("extensions"), "-out", self.path(f"{name}.pem"))
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
+        super().__init__(tempfile.mkdtemp(prefix="kvmill-tls-test-"))
+        self.issue("node", "IP:127.0.0.1")
+        self.issue("client", "DNS:client.example")
 
 
 class TlsTest(unittest.TestCase):
