@@ -150,8 +150,16 @@ absl::StatusOr<std::uint64_t> Client::Evict(Tier tier, std::uint64_t bytes, Call
   return Wait<std::uint64_t>([&](auto done) { EvictAsync(tier, bytes, call, std::move(done)); });
 }
 
+absl::StatusOr<std::vector<TenantQuotaUse>> Client::Quota(CallOptions call) {
+  return Wait<std::vector<TenantQuotaUse>>([&](auto done) { QuotaAsync(call, std::move(done)); });
+}
+
 absl::StatusOr<VerifyResult> Client::Verify(CallOptions call) {
   return Wait<VerifyResult>([&](auto done) { VerifyAsync(call, std::move(done)); });
+}
+
+absl::StatusOr<DaemonConfig> Client::Configuration(CallOptions call) {
+  return Wait<DaemonConfig>([&](auto done) { ConfigurationAsync(call, std::move(done)); });
 }
 
 absl::StatusOr<ClusterStatus> Client::Cluster(CallOptions call) {

@@ -397,6 +397,32 @@ void Client::VerifyAsync(CallOptions call, Done<VerifyResult> done) {
       std::move(done));
 }
 
+void Client::QuotaAsync(CallOptions call, Done<std::vector<TenantQuotaUse>> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  impl_->Call<v1::QuotaReply, std::vector<TenantQuotaUse>>(
+      impl_->DeadlineOf(call),
+      [request = v1::QuotaRequest()](Channel& channel, auto* context, auto* queue) {
+        return channel.admin->PrepareAsyncQuota(context, request, queue);
+      },
+      [](const v1::QuotaReply& reply) {
+        std::vector<TenantQuotaUse> tenants;
+        for (const v1::TenantUsage& from : reply.tenants()) {
+          TenantQuotaUse& to = tenants.emplace_back();
+          to.tenant = from.tenant();
+          to.used_bytes = from.used_bytes();
+          to.charged_bytes = from.charged_bytes();
+          to.gpu_bytes = from.gpu_bytes();
+          to.host_bytes = from.host_bytes();
+          to.disk_bytes = from.disk_bytes();
+          if (from.has_soft_bytes()) to.soft_bytes = from.soft_bytes();
+          if (from.has_hard_bytes()) to.hard_bytes = from.hard_bytes();
+          to.rejections = from.rejections();
+        }
+        return tenants;
+      },
+      std::move(done));
+}
+
 void Client::DrainAsync(CallOptions call, Done<std::uint64_t> done) {
   if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
   impl_->Call<v1::BlockCount, std::uint64_t>(

@@ -36,6 +36,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -261,6 +262,21 @@ struct VerifyResult {
   std::uint64_t failures = 0;
 };
 
+// What a tenant has in the daemon's store, and may have (docs/operations.md, Quotas).
+struct TenantQuotaUse {
+  std::string tenant;
+  std::uint64_t used_bytes = 0;  // Of its blocks, each once.
+  // What the hard quota compares: those, what is on its way in, and what was removed and is still
+  // read.
+  std::uint64_t charged_bytes = 0;
+  std::uint64_t gpu_bytes = 0;  // Of its blocks in each tier; a block can be in two.
+  std::uint64_t host_bytes = 0;
+  std::uint64_t disk_bytes = 0;
+  std::optional<std::uint64_t> soft_bytes;
+  std::optional<std::uint64_t> hard_bytes;
+  std::uint64_t rejections = 0;  // Blocks that its hard quota refused since the daemon started.
+};
+
 struct ClusterMember {
   std::string id;
   std::string incarnation;  // Lower-case hex.
@@ -281,6 +297,24 @@ struct NodeDrain {
   Phase phase = Phase::kHandingOver;
   std::uint64_t blocks = 0;       // Of it that are on other nodes.
   std::uint64_t blocks_left = 0;  // Of it that are on no other node that is known.
+};
+
+// The configuration of a daemon, without secrets.
+struct DaemonConfig {
+  struct Option {
+    std::string name;    // Of kvmilld's flag.
+    std::string value;   // In force.
+    std::string source;  // default, file or flag.
+    std::string default_value;
+    bool reloadable = false;  // While the daemon runs.
+    // What the file says since it was read again, and only another start takes over.
+    std::optional<std::string> pending;
+  };
+  std::string file;  // Empty: none.
+  std::vector<Option> options;
+  absl::Time loaded;  // When what is in force was read.
+  std::uint64_t reloads_applied = 0, reloads_refused = 0;
+  std::string problem;  // Why what was last read again is refused; empty: it is in force.
 };
 
 // What a daemon knows of its cluster.
@@ -536,6 +570,9 @@ class Client {
   void EvictAsync(Tier tier, std::uint64_t bytes, CallOptions call, Done<std::uint64_t> done);
   absl::StatusOr<VerifyResult> Verify(CallOptions call = {});
   void VerifyAsync(CallOptions call, Done<VerifyResult> done);
+  // Of each tenant with a namespace or a quota, by name.
+  absl::StatusOr<std::vector<TenantQuotaUse>> Quota(CallOptions call = {});
+  void QuotaAsync(CallOptions call, Done<std::vector<TenantQuotaUse>> done);
   // The number of blocks made durable. The daemon takes no more stores afterwards.
   absl::StatusOr<std::uint64_t> Drain(CallOptions call = {});
   void DrainAsync(CallOptions call, Done<std::uint64_t> done);
@@ -562,6 +599,8 @@ class Client {
                   std::uint32_t place, CallOptions call, Done<BlockPlaces> done);
   absl::StatusOr<ServerStatus> Status(CallOptions call = {});
   void StatusAsync(CallOptions call, Done<ServerStatus> done);
+  absl::StatusOr<DaemonConfig> Configuration(CallOptions call = {});
+  void ConfigurationAsync(CallOptions call, Done<DaemonConfig> done);
   absl::StatusOr<std::vector<ClientNamespace>> Namespaces(CallOptions call = {});
   void NamespacesAsync(CallOptions call, Done<std::vector<ClientNamespace>> done);
 

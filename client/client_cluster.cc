@@ -1,4 +1,4 @@
-// Client: calls about the cluster that a daemon is in.
+// Client: calls about a daemon's configuration and the cluster that it is in.
 #include <string>
 #include <utility>
 
@@ -65,6 +65,28 @@ ClusterStatus ClusterFromProto(const v1::ClusterReply& reply) {
   return status;
 }
 
+DaemonConfig ConfigFromProto(const v1::ConfigReply& reply) {
+  DaemonConfig config;
+  config.file = reply.file();
+  for (const v1::ConfigOption& option : reply.options()) {
+    DaemonConfig::Option& to = config.options.emplace_back();
+    to.name = option.name();
+    to.value = option.value();
+    to.source = option.source() == v1::CONFIG_SOURCE_DEFAULT ? "default"
+                : option.source() == v1::CONFIG_SOURCE_FILE  ? "file"
+                : option.source() == v1::CONFIG_SOURCE_FLAG  ? "flag"
+                                                             : "unknown";  // Of a newer daemon.
+    to.default_value = option.default_value();
+    to.reloadable = option.reloadable();
+    if (option.has_pending()) to.pending = option.pending();
+  }
+  config.loaded = absl::FromUnixMillis(reply.loaded_unix_ms());
+  config.reloads_applied = reply.reloads_applied();
+  config.reloads_refused = reply.reloads_refused();
+  config.problem = reply.problem();
+  return config;
+}
+
 // Watches a node that drains.
 class DrainStream final : public ServerStream<v1::DrainProgress> {
  public:
@@ -119,6 +141,16 @@ void Client::ClusterAsync(CallOptions call, Done<ClusterStatus> done) {
         return channel.admin->PrepareAsyncCluster(context, request, queue);
       },
       &ClusterFromProto, std::move(done));
+}
+
+void Client::ConfigurationAsync(CallOptions call, Done<DaemonConfig> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  impl_->Call<v1::ConfigReply, DaemonConfig>(
+      impl_->DeadlineOf(call),
+      [request = v1::ConfigRequest()](Channel& channel, auto* context, auto* queue) {
+        return channel.admin->PrepareAsyncConfig(context, request, queue);
+      },
+      &ConfigFromProto, std::move(done));
 }
 
 void Client::WhereAsync(absl::string_view ns_name, const BlockKey& key, const BlockKey& anchor,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "client/convert.h"
+#include "client/request_context.h"
 
 namespace kvmill {
 namespace {
@@ -27,6 +28,7 @@ class ClientSession::Stream {
 
   void Start(const SessionPtr& resume) {
     resumed_ = resume;
+    const RequestScope nobodys(RequestPtr{});  // It is for all that follows.
     // The call lives long; OnTimer cancels one that does not open.
     owner_.connection_.Admit(&context_, std::chrono::system_clock::now() + kOpenMax,
                              [this](const Connection::Admission& admission) {

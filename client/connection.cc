@@ -8,8 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/channel_args.h"
+#include "client/connection_hints.h"
 #include "client/convert.h"
 #include "client/door_protocol.h"
+#include "client/request_metadata.h"
 #include "client/tls/tls_credentials.h"
 #include "storage/core/log.h"
 
@@ -129,6 +131,7 @@ bool Connection::Begin(grpc::ClientContext* call) {
 void Connection::Admit(grpc::ClientContext* call, Deadline deadline,
                        std::function<void(const Admission&)> start) {
   call->set_deadline(deadline);
+  AddRequest(CurrentRequest(), call);
   if (!Begin(call)) {
     start({absl::CancelledError("the client is being destroyed")});
     return;
@@ -250,7 +253,28 @@ absl::Status Connection::StatusOf(const grpc::Status& status) const {
     if (!stopping_) return absl::UnavailableError("the daemon stopped during the call");
     return absl::CancelledError("the client is being destroyed");
   }
-  return FromGrpc(status);
+  return ExplainConnection(FromGrpc(status), address_, identity_.tls, !boot_id().empty());
+}
+
+absl::Status Connection::StatusOf(const grpc::Status& status,
+                                  const grpc::ClientContext& call) const {
+  const absl::Status ours = StatusOf(status);
+  switch (ours.code()) {
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated: {
+      const auto& metadata = call.GetServerTrailingMetadata();
+      const auto id = metadata.find(kRequestIdMetadata);
+      if (id == metadata.end()) return ours;
+      const absl::string_view text(id->second.data(), id->second.size());
+      if (!IsRequestId(text)) return ours;
+      return absl::Status(ours.code(), absl::StrCat(ours.message(), " (request ", text, ")"));
+    }
+    default:
+      return ours;
+  }
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {

@@ -124,6 +124,9 @@ class Connection {
   // What a call that this client did not cancel ended with: a daemon that stops cancels what it
   // cannot finish, which to its callers is UNAVAILABLE.
   absl::Status StatusOf(const grpc::Status& status) const;
+  // The same, of a call that has ended; where somebody may want to look into the daemon's log, with
+  // the request's id there.
+  absl::Status StatusOf(const grpc::Status& status, const grpc::ClientContext& call) const;
   // From a reply's initial metadata.
   void NoteBootId(const grpc::ClientContext& call);
   void NoteBootId(const std::string& boot_id_hex);

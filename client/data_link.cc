@@ -231,8 +231,10 @@ void DataLink::Dial(const v1::ConnectReply& reply) {
   if (reply.plaintext() != plaintext_) {
     return Finish(absl::FailedPreconditionError(
         reply.plaintext()
-            ? "the daemon does not encrypt its data plane, and this client wants to"
-            : "the daemon encrypts its data plane, and this client does not want to"));
+            ? "the daemon does not encrypt its data plane, and this client wants to: give "
+              "--data-plane-plaintext (plaintext, data_plane_plaintext)"
+            : "the daemon encrypts its data plane, and this client does not want to: leave out "
+              "--data-plane-plaintext (plaintext, data_plane_plaintext)"));
   }
   const bool ipv6 = offer->addresses.front().front() == '[';
   if (transport_ != nullptr && transport_ipv6_ != ipv6) {

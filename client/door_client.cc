@@ -16,6 +16,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "client/connection_hints.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -250,8 +251,9 @@ absl::StatusOr<OwnedFd> DoorClient::Connect(steady_clock::time_point give_up) {
     // EAGAIN: so many wait to be let in that the kernel takes no more; nothing tells when it does.
     if (error != EAGAIN && error != EINTR) {
       const std::string why = absl::StrCat("the daemon's door ", path_, ": ", std::strerror(error));
-      return error == EACCES || error == EPERM ? absl::PermissionDeniedError(why)
-                                               : absl::UnavailableError(why);
+      return error == EACCES || error == EPERM
+                 ? absl::PermissionDeniedError(absl::StrCat(why, WhoMayConnect(path_)))
+                 : absl::UnavailableError(why);
     }
     FailExpired();
     if (Stopping()) return absl::CancelledError("the client is being destroyed");

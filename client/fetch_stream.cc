@@ -72,6 +72,7 @@ class FetchStream {
     // The next message is read while this one is copied and verified. The lock is taken before the
     // next read starts: so messages are handled in order, one at a time.
     MutexLock lock(mu_);
+    if (std::exchange(first_, false)) connection_.NoteBootId(context_);  // The sink may ask for it.
     BulkMessage message;
     v1::FetchReply head;
     absl::Status status = message.Parse(incoming_, 0, &head);
@@ -288,8 +289,9 @@ class FetchStream {
   grpc::ByteBuffer incoming_;
 
   Mutex mu_;
-  bool writes_ended_ = false;  // Guarded by mu_ (EndSide).
-  bool reads_ended_ = false;   // Guarded by mu_ (EndSide).
+  bool writes_ended_ = false;               // Guarded by mu_ (EndSide).
+  bool reads_ended_ = false;                // Guarded by mu_ (EndSide).
+  bool first_ ABSL_GUARDED_BY(mu_) = true;  // No message came yet.
   FetchResult result_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);  // Of the whole call.
   std::size_t next_group_ ABSL_GUARDED_BY(mu_) = 0;

@@ -34,6 +34,9 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
   };
   absl::string_view host;
   absl::string_view port;
+  if (const std::size_t scheme = text.find("://"); scheme != absl::string_view::npos) {
+    return bad(absl::StrCat("leave out \"", absl::CEscape(text.substr(0, scheme + 3)), "\""));
+  }
   if (absl::StartsWith(text, "[")) {
     const std::size_t end = text.find(']');
     if (end == absl::string_view::npos) return bad("no closing bracket");

@@ -70,7 +70,7 @@ class ServerStream {
     }
     reader_.reset();
     channel_.reset();
-    Ended(failed_.ok() ? connection_.StatusOf(grpc_status_) : failed_);
+    Ended(failed_.ok() ? connection_.StatusOf(grpc_status_, context_) : failed_);
     connection_.End(&context_);
     delete this;
   }

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/connection.h"
+#include "client/request_context.h"
 
 namespace kvmill {
 
@@ -29,6 +30,7 @@ class UnaryCall final : public Completion {
 
   void Start(Connection::Deadline deadline, bool again = false) {
     deadline_ = deadline;
+    request_ = CurrentRequest();
     again_ = again;
     connection_.Admit(&context_, deadline, [this](const Connection::Admission& admission) {
       if (!admission.status.ok()) {
@@ -50,12 +52,13 @@ class UnaryCall final : public Completion {
     channel_.reset();
     if (status_.error_code() == grpc::StatusCode::UNAUTHENTICATED && !again_ &&
         connection_.PassRefused(pass_)) {
+      const RequestScope scope(request_);
       (new UnaryCall(connection_, std::move(prepare_), std::move(convert_), std::move(done_)))
           ->Start(deadline_, true);
     } else if (status_.ok()) {
       done_(convert_(reply_));
     } else {
-      done_(connection_.StatusOf(status_));
+      done_(connection_.StatusOf(status_, context_));
     }
     connection_.End(&context_);
     delete this;
@@ -69,6 +72,7 @@ class UnaryCall final : public Completion {
   Connection::Deadline deadline_;
   bool again_ = false;  // The token was refused once.
   std::uint64_t pass_ = 0;
+  RequestPtr request_;
   grpc::ClientContext context_;
   ChannelPtr channel_;
   std::unique_ptr<grpc::ClientAsyncResponseReader<Reply>> reader_;

@@ -17,6 +17,9 @@ pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)
 pkg_check_modules(isal REQUIRED IMPORTED_TARGET libisal)
 pkg_check_modules(ncurses REQUIRED IMPORTED_TARGET ncurses)
 pkg_check_modules(ucx REQUIRED IMPORTED_TARGET ucx)
+pkg_check_modules(zmq REQUIRED IMPORTED_TARGET libzmq>=4.3)
+find_path(KVMILL_CPPZMQ zmq.hpp REQUIRED)      # Headers alone, as is the next.
+find_path(KVMILL_MSGPACK msgpack.hpp REQUIRED)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 if(PROJECT_IS_TOP_LEVEL)  # The Python package, and lints.
   if(NOT Python3_EXECUTABLE AND EXISTS /usr/bin/python3)

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
@@ -11,6 +12,7 @@
 #include "service/callers.h"
 #include "service/cluster_node.h"
 #include "service/engine_service.h"
+#include "service/running_config.h"
 #include "service/status_grpc.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
@@ -30,6 +32,18 @@ v1::Registration ToProto(Registrar::State state) {
       return v1::REGISTRATION_LEFT;
   }
   return v1::REGISTRATION_NONE;
+}
+
+v1::ConfigSource ToProto(OptionSource source) {
+  switch (source) {
+    case OptionSource::kDefault:
+      return v1::CONFIG_SOURCE_DEFAULT;
+    case OptionSource::kFile:
+      return v1::CONFIG_SOURCE_FILE;
+    case OptionSource::kFlag:
+      return v1::CONFIG_SOURCE_FLAG;
+  }
+  return v1::CONFIG_SOURCE_DEFAULT;
 }
 
 void ToProto(const Member& member, v1::ClusterMember* to) {
@@ -68,25 +82,43 @@ absl::StatusOr<RunQuery> QueryFromProto(const v1::WhereRequest& request) {
   return query;
 }
 
+// The registry's comes first: without it nobody finds anybody.
+std::string ProblemOf(const ClusterNode& cluster, const MembershipSnapshot& snapshot) {
+  if (!snapshot.problem.ok()) return std::string(snapshot.problem.message());
+  const std::vector<std::string> refusals = cluster.blocks().peer_refusals();
+  if (refusals.empty()) return "";
+  if (refusals.size() == 1) return refusals.front();
+  return absl::StrCat(refusals.front(), " (and ", refusals.size() - 1, " other nodes do)");
+}
+
 }  // namespace
 
-absl::Status AdminService::Enter(grpc::ServerContextBase* call, absl::string_view method,
-                                 bool audited) const {
+absl::StatusOr<std::unique_ptr<ServedRequest>> AdminService::Enter(grpc::ServerContextBase* call,
+                                                                   absl::string_view method,
+                                                                   bool audited) const {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
+  const RequestPtr request = BeginRequest(*call);
   const absl::StatusOr<Caller> caller = context_.callers.Identify(*call);
   absl::Status allowed = caller.status();
   if (allowed.ok()) allowed = gate_.Check(call->peer(), caller->admin);
-  if (!allowed.ok() || audited) {
-    LogInfo(absl::StrCat("admin ", method, " by ", call->peer(), ": ",
-                         allowed.ok() ? "accepted" : allowed.message()));
+  auto served = std::make_unique<ServedRequest>(request);
+  if (allowed.ok() && !audited) return served;
+  const std::string line = absl::StrCat("admin ", method, " by ", call->peer(), ": ",
+                                        allowed.ok() ? "accepted" : allowed.message());
+  std::vector<LogField> fields = {{"method", std::string(method)}, {"peer", call->peer()}};
+  if (caller.ok()) fields.push_back({"tenant", caller->tenant});
+  if (allowed.ok()) {
+    LogAudit(line, fields);
+    return served;
   }
+  LogInfo(line, fields);  // Anybody can have these made.
   return allowed;
 }
 
 grpc::Status AdminService::Status(grpc::ServerContext* call, const v1::StatusRequest*,
                                   v1::StatusReply* reply) {
   return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_RETURN_IF_ERROR(Enter(call, "Status", false));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Status", false));
     FillHello(context_, reply->mutable_hello());
     FillStat(context_, reply->mutable_stat());
     reply->set_draining(context_.draining.load(std::memory_order_relaxed));
@@ -100,7 +132,7 @@ grpc::Status AdminService::Status(grpc::ServerContext* call, const v1::StatusReq
 grpc::Status AdminService::Namespaces(grpc::ServerContext* call, const v1::NamespacesRequest*,
                                       v1::NamespacesReply* reply) {
   return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_RETURN_IF_ERROR(Enter(call, "Namespaces", false));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Namespaces", false));
     for (const TieredStore::NamespaceInfo& info : context_.store.Namespaces()) {
       FillNamespace(info, reply->add_namespaces());
     }
@@ -111,7 +143,7 @@ grpc::Status AdminService::Namespaces(grpc::ServerContext* call, const v1::Names
 grpc::Status AdminService::Evict(grpc::ServerContext* call, const v1::EvictRequest* request,
                                  v1::BlockCount* reply) {
   return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_RETURN_IF_ERROR(Enter(call, "Evict", true));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Evict", true));
     KVMILL_ASSIGN_OR_RETURN(const Tier tier, FromProto(request->tier()));
     const std::uint64_t bytes =
         request->bytes() == 0 ? std::numeric_limits<std::uint64_t>::max() : request->bytes();
@@ -124,7 +156,7 @@ grpc::Status AdminService::Evict(grpc::ServerContext* call, const v1::EvictReque
 grpc::Status AdminService::Verify(grpc::ServerContext* call, const v1::VerifyRequest*,
                                   v1::VerifyReply* reply) {
   return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_RETURN_IF_ERROR(Enter(call, "Verify", true));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Verify", true));
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::VerifyResult result, context_.store.Verify());
     reply->set_records_checked(result.records_checked);
     reply->set_failures(result.failures);
@@ -132,10 +164,30 @@ grpc::Status AdminService::Verify(grpc::ServerContext* call, const v1::VerifyReq
   }());
 }
 
+grpc::Status AdminService::Quota(grpc::ServerContext* call, const v1::QuotaRequest*,
+                                 v1::QuotaReply* reply) {
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Quota", false));
+    for (const TenantUsage& usage : context_.store.Usage()) {
+      v1::TenantUsage* const to = reply->add_tenants();
+      to->set_tenant(usage.tenant);
+      to->set_used_bytes(usage.used_bytes);
+      to->set_charged_bytes(usage.charged_bytes);
+      to->set_gpu_bytes(usage.tier_bytes[static_cast<std::size_t>(Tier::kGpu)]);
+      to->set_host_bytes(usage.tier_bytes[static_cast<std::size_t>(Tier::kHost)]);
+      to->set_disk_bytes(usage.tier_bytes[static_cast<std::size_t>(Tier::kDisk)]);
+      if (usage.quota.soft_bytes != kNoQuota) to->set_soft_bytes(usage.quota.soft_bytes);
+      if (usage.quota.hard_bytes != kNoQuota) to->set_hard_bytes(usage.quota.hard_bytes);
+      to->set_rejections(usage.rejections);
+    }
+    return absl::OkStatus();
+  }());
+}
+
 grpc::Status AdminService::Drain(grpc::ServerContext* call, const v1::DrainRequest*,
                                  v1::BlockCount* reply) {
   return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_RETURN_IF_ERROR(Enter(call, "Drain", true));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Drain", true));
     start_drain_();
     if (context_.data_dir.empty()) return absl::OkStatus();  // There is nowhere to save blocks to.
     KVMILL_ASSIGN_OR_RETURN(const std::uint64_t blocks, context_.store.Flush());
@@ -147,7 +199,7 @@ grpc::Status AdminService::Drain(grpc::ServerContext* call, const v1::DrainReque
 grpc::Status AdminService::DrainNode(grpc::ServerContext* call, const v1::DrainNodeRequest* request,
                                      grpc::ServerWriter<v1::DrainProgress>* progress) {
   return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_RETURN_IF_ERROR(Enter(call, "DrainNode", true));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "DrainNode", true));
     return drains_.Drain(*call, *request, *progress);
   }());
 }
@@ -155,7 +207,7 @@ grpc::Status AdminService::DrainNode(grpc::ServerContext* call, const v1::DrainN
 grpc::Status AdminService::Cluster(grpc::ServerContext* call, const v1::ClusterRequest*,
                                    v1::ClusterReply* reply) {
   return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_RETURN_IF_ERROR(Enter(call, "Cluster", false));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Cluster", false));
     const ClusterNode* cluster = context_.cluster.load(std::memory_order_acquire);
     if (cluster == nullptr) return absl::OkStatus();
     const std::shared_ptr<const MembershipSnapshot> snapshot = cluster->snapshot();
@@ -164,10 +216,34 @@ grpc::Status AdminService::Cluster(grpc::ServerContext* call, const v1::ClusterR
     reply->set_version(snapshot->version);
     reply->set_stale(snapshot->stale);
     reply->set_keeping(snapshot->keeping);
-    reply->set_problem(std::string(snapshot->problem.message()));
+    reply->set_problem(ProblemOf(*cluster, *snapshot));
     for (const Member& member : snapshot->members) {
       ToProto(member, reply->add_members());
     }
+    return absl::OkStatus();
+  }());
+}
+
+grpc::Status AdminService::Config(grpc::ServerContext* call, const v1::ConfigRequest*,
+                                  v1::ConfigReply* reply) {
+  return StatusToGrpc([&]() -> absl::Status {
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Config", false));
+    const RunningConfig& running = *context_.running_config;
+    reply->set_file(running.file());
+    for (const RunningConfig::Option& option : running.Options()) {
+      v1::ConfigOption* const to = reply->add_options();
+      to->set_name(option.name);
+      to->set_value(option.value);
+      to->set_source(ToProto(option.source));
+      to->set_default_value(option.default_value);
+      to->set_reloadable(option.reloadable);
+      if (option.pending.has_value()) to->set_pending(*option.pending);
+    }
+    const RunningConfig::Stats stats = running.stats();
+    reply->set_loaded_unix_ms(stats.loaded_unix_millis);
+    reply->set_reloads_applied(stats.applied);
+    reply->set_reloads_refused(stats.refused);
+    reply->set_problem(stats.problem);
     return absl::OkStatus();
   }());
 }
@@ -178,7 +254,7 @@ grpc::ServerUnaryReactor* AdminService::Where(grpc::CallbackServerContext* call,
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
   // True: the peers are asked, and answer later.
   const absl::StatusOr<bool> asks = [&]() -> absl::StatusOr<bool> {
-    KVMILL_RETURN_IF_ERROR(Enter(call, "Where", false));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Where", false));
     const Caller caller{kDefaultTenant, 0};
     KVMILL_ASSIGN_OR_RETURN(const RunQuery query, QueryFromProto(*request));
     const ClusterNode* const cluster = context_.cluster.load(std::memory_order_acquire);

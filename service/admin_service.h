@@ -3,10 +3,12 @@
 #define KVMILL_SERVICE_ADMIN_SERVICE_H_
 
 #include <functional>
+#include <memory>
 
 #include "kvmill/v1/admin.grpc.pb.h"
 #include "service/local_peers.h"
 #include "service/node_drains.h"
+#include "service/request.h"
 #include "service/service_context.h"
 
 namespace kvmill {
@@ -26,18 +28,25 @@ class AdminService final : public v1::Admin::WithCallbackMethod_Where<v1::Admin:
                      v1::BlockCount* reply) override;
   grpc::Status Verify(grpc::ServerContext* call, const v1::VerifyRequest* request,
                       v1::VerifyReply* reply) override;
+  grpc::Status Quota(grpc::ServerContext* call, const v1::QuotaRequest* request,
+                     v1::QuotaReply* reply) override;
   grpc::Status Drain(grpc::ServerContext* call, const v1::DrainRequest* request,
                      v1::BlockCount* reply) override;
   grpc::Status DrainNode(grpc::ServerContext* call, const v1::DrainNodeRequest* request,
                          grpc::ServerWriter<v1::DrainProgress>* progress) override;
   grpc::Status Cluster(grpc::ServerContext* call, const v1::ClusterRequest* request,
                        v1::ClusterReply* reply) override;
+  grpc::Status Config(grpc::ServerContext* call, const v1::ConfigRequest* request,
+                      v1::ConfigReply* reply) override;
   grpc::ServerUnaryReactor* Where(grpc::CallbackServerContext* call,
                                   const v1::WhereRequest* request, v1::WhereReply* reply) override;
 
  private:
-  // The gate's verdict; one log line for an admin call that changes something.
-  absl::Status Enter(grpc::ServerContextBase* call, absl::string_view method, bool audited) const;
+  // The gate's verdict; one log line for an admin call that changes something, and for one that is
+  // refused. What is returned lives as long as the call is worked on.
+  absl::StatusOr<std::unique_ptr<ServedRequest>> Enter(grpc::ServerContextBase* call,
+                                                       absl::string_view method,
+                                                       bool audited) const;
 
   ServiceContext& context_;
   const AdminGate gate_;

@@ -1,7 +1,5 @@
 #include "service/callers.h"
 
-#include <grpcpp/security/auth_context.h>
-
 #include <optional>
 #include <utility>
 
@@ -9,14 +7,11 @@
 #include "absl/strings/str_replace.h"
 #include "client/convert.h"
 #include "client/door_protocol.h"
+#include "service/certificate_names.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
 namespace {
-
-// Of a certificate, as gRPC names what it read there.
-constexpr const char* kNameProperties[] = {"peer_dns", "peer_uri"};
-constexpr const char* kCommonNameProperty = "x509_common_name";
 
 absl::string_view MetadataOf(const grpc::ServerContextBase& call, const char* key) {
   const auto it = call.client_metadata().find(key);
@@ -27,15 +22,7 @@ absl::string_view MetadataOf(const grpc::ServerContextBase& call, const char* ke
 Credentials ShownBy(const grpc::ServerContextBase& call) {
   Credentials shown;
   shown.authorization = std::string(MetadataOf(call, kTokenMetadata));
-  const std::shared_ptr<const grpc::AuthContext> context = call.auth_context();
-  if (context == nullptr) return shown;
-  const auto add = [&](const char* property) {
-    for (const grpc::string_ref& name : context->FindPropertyValues(property)) {
-      shown.names.emplace_back(name.data(), name.size());
-    }
-  };
-  for (const char* const property : kNameProperties) add(property);
-  if (shown.names.empty()) add(kCommonNameProperty);
+  shown.names = CertificateNames(call);
   return shown;
 }
 
@@ -67,8 +54,9 @@ absl::StatusOr<Caller> Callers::Identify(const grpc::ServerContextBase& call) co
   if (const std::optional<uid_t> uid = peers_.UidOf(call.peer()); uid.has_value()) {
     return IdentifyLocal(*uid, MetadataOf(call, kDoorTokenMetadata));
   }
-  KVMILL_ASSIGN_OR_RETURN(const Identities::Identity identity, identities_.Identify(ShownBy(call)));
-  return Caller{identity.tenant, 0, identity.node, identity.admin};
+  KVMILL_ASSIGN_OR_RETURN(const Identities::Identity identity,
+                          identities()->Identify(ShownBy(call)));
+  return Caller{identity.tenant, 0, identity.node, identity.admin, nullptr};
 }
 
 absl::StatusOr<Caller> Callers::IdentifyLocal(uid_t uid, absl::string_view token_hex) const {

@@ -5,14 +5,17 @@
 #include <grpcpp/server_context.h>
 #include <sys/types.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "client/request_context.h"
 #include "service/identities.h"
 #include "service/local_door.h"
 #include "service/local_peers.h"
+#include "storage/core/mutex.h"
 
 namespace kvmill {
 
@@ -32,6 +35,7 @@ struct Caller {
   DoorClientId door_client = 0;  // 0: not local.
   bool node = false;             // Of the cluster.
   bool admin = false;            // On the --admin listener.
+  RequestPtr request{};          // For which it calls; null in tests without a call.
   // Runs the daemon, or is trusted with all of it: sees totals over all tenants.
   bool sees_all() const { return tenant == kDefaultTenant; }
 };
@@ -42,7 +46,10 @@ class Callers {
   // `identities`: of those who come over TCP.
   Callers(const LocalPeers& peers, const LocalDoor& door, uid_t own_uid,
           Identities identities = Identities())
-      : peers_(peers), door_(door), own_uid_(own_uid), identities_(std::move(identities)) {}
+      : peers_(peers),
+        door_(door),
+        own_uid_(own_uid),
+        identities_(std::make_shared<const Identities>(std::move(identities))) {}
 
   // UNAUTHENTICATED: a call on the socket without the token of the door, or with one that this
   // daemon does not know (any more). PERMISSION_DENIED: with the token of another user. Over TCP
@@ -51,13 +58,24 @@ class Callers {
   // Of a local caller the same with what the call carries: its token ("" without).
   absl::StatusOr<Caller> IdentifyLocal(uid_t uid, absl::string_view token_hex) const;
 
-  const Identities& identities() const { return identities_; }
+  // Who comes over TCP, of calls that begin from now on. A call that runs goes on.
+  void SetIdentities(Identities identities) {
+    auto made = std::make_shared<const Identities>(std::move(identities));
+    MutexLock lock(mu_);
+    identities_.swap(made);
+  }
+  std::shared_ptr<const Identities> identities() const {
+    MutexLock lock(mu_);
+    return identities_;
+  }
 
  private:
   const LocalPeers& peers_;
   const LocalDoor& door_;
   const uid_t own_uid_;
-  const Identities identities_;
+  mutable Mutex mu_;
+  // Shared with the calls that are looking somebody up in it.
+  std::shared_ptr<const Identities> identities_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace kvmill

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "service/callers.h"
 #include "service/cluster/anchor.h"
+#include "service/request.h"
 #include "storage/core/log.h"
 #include "storage/core/page_layout.h"
 
@@ -42,6 +43,7 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& opti
     : loop_(loop),
       store_(store),
       options_(options),
+      peer_nanos_(options.peer_nanos),
       answers_(loop, store, PointerTable::Options()),
       health_(loop.clock()),
       pull_(loop, store, options.pull),
@@ -107,15 +109,18 @@ NamespaceLearner::Options ClusterBlocks::LearnerOptions() {
 void ClusterBlocks::Learn(const NamespaceQuestion& question, const std::string& hint,
                           TimePoint deadline,
                           std::function<void(absl::StatusOr<TieredStore::NamespaceInfo>)> done) {
-  const std::int64_t deadline_nanos = NanosOf(deadline, 5 * options_.peer_nanos);
-  loop_.Post([this, question, hint, deadline_nanos, done = std::move(done)] {
-    if (closed_) return done(absl::NotFoundError("no other node is asked: this one leaves"));
-    learner_.Learn(question, hint, deadline_nanos,
-                   [this, done](absl::StatusOr<NamespaceSpec> spec) {
-                     if (!spec.ok()) return done(spec.status());
-                     pull_.Open(*std::move(spec), done);
-                   });
-  });
+  const std::int64_t deadline_nanos =
+      NanosOf(deadline, 5 * peer_nanos_.load(std::memory_order_relaxed));
+  loop_.Post(
+      [this, question, hint, deadline_nanos, done = std::move(done), request = CurrentRequest()] {
+        const ServedRequest served(request);
+        if (closed_) return done(absl::NotFoundError("no other node is asked: this one leaves"));
+        learner_.Learn(question, hint, deadline_nanos,
+                       [this, done](absl::StatusOr<NamespaceSpec> spec) {
+                         if (!spec.ok()) return done(spec.status());
+                         pull_.Open(*std::move(spec), done);
+                       });
+      });
 }
 
 std::uint64_t ClusterBlocks::BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const {
@@ -194,9 +199,18 @@ void ClusterBlocks::SetMembers(const std::vector<Member>& members) {
 }
 
 void ClusterBlocks::SetView(const std::shared_ptr<const ClusterView>& view) {
-  view_ = view;
+  const std::shared_ptr<const ClusterView> before = std::exchange(view_, view);
   answers_.SetView(view);
   health_.Keep(*view);
+  // Who takes us for a stranger is known before somebody misses blocks because of it.
+  if (options_.pull.tls.enabled()) {
+    for (const Member& member : view->members()) {
+      const auto known = before == nullptr ? std::nullopt : before->IndexOf(member.id);
+      if (known.has_value() && before->members()[*known].incarnation == member.incarnation)
+        continue;
+      peers_.Greet(member);
+    }
+  }
   peers_.Keep(*view);
   pull_.Keep(*view);
   lookup_.SetView(view);
@@ -216,9 +230,11 @@ void ClusterBlocks::Lookup(const Fingerprint& fingerprint,
                            const std::string& hint, TimePoint deadline,
                            std::function<void(const std::vector<bool>& elsewhere)> done) {
   const bool too_many = lookups_.fetch_add(1, std::memory_order_relaxed) >= kLookupsMax;
-  const std::int64_t deadline_nanos = NanosOf(deadline, options_.peer_nanos);
+  const std::int64_t deadline_nanos =
+      NanosOf(deadline, peer_nanos_.load(std::memory_order_relaxed));
   loop_.Post([this, fingerprint, keys = std::move(keys), first, hint, deadline_nanos, too_many,
-              done = std::move(done)]() mutable {
+              done = std::move(done), served_request = CurrentRequest()]() mutable {
+    const ServedRequest served(std::move(served_request));
     if (too_many || closed_) {
       lookups_.fetch_sub(1, std::memory_order_relaxed);
       return done({});
@@ -281,7 +297,9 @@ bool ClusterBlocks::Bring(const TieredStore::NamespaceInfo& space, absl::Span<co
   request.hint = elsewhere.hint;
   request.block_bytes = BlockBytes(space.spec);
   request.deadline_nanos = NanosOf(deadline, kBringNanosMax);
-  loop_.Post([this, request = std::move(request), progress = std::move(progress)]() mutable {
+  loop_.Post([this, request = std::move(request), progress = std::move(progress),
+              served_request = CurrentRequest()]() mutable {
+    const ServedRequest served(std::move(served_request));
     const std::size_t all = request.keys.size();
     if (closed_) {
       brings_.fetch_sub(1, std::memory_order_relaxed);
@@ -298,6 +316,19 @@ bool ClusterBlocks::Bring(const TieredStore::NamespaceInfo& space, absl::Span<co
                    });
   });
   return true;
+}
+
+void ClusterBlocks::SetPeerNanos(std::int64_t nanos) {
+  peer_nanos_.store(nanos, std::memory_order_relaxed);
+  loop_.Post([this, nanos] {
+    lookup_.SetCallNanos(nanos);
+    bringer_.SetLookupNanos(nanos);
+    learner_.SetNanos(nanos, 5 * nanos);
+  });
+}
+
+void ClusterBlocks::SetReplicationRate(std::uint64_t bytes_per_second) {
+  loop_.Post([this, bytes_per_second] { replicator_.SetRate(bytes_per_second); });
 }
 
 void ClusterBlocks::EndWaiting(std::int64_t nanos) {
@@ -318,10 +349,25 @@ Member ClusterBlocks::SelfMember() const {
   return index.has_value() ? view_->members()[*index] : options_.self;
 }
 
-void ClusterBlocks::Find(const Fingerprint& fingerprint, const RunQuery& query, TimePoint deadline,
+void ClusterBlocks::Find(const Fingerprint& fingerprint, const RunQuery& asked, TimePoint deadline,
                          std::function<void(Where)> done) {
-  const std::int64_t deadline_nanos = NanosOf(deadline, options_.peer_nanos);
-  loop_.Post([this, fingerprint, query, deadline_nanos, done = std::move(done)] {
+  const std::int64_t deadline_nanos =
+      NanosOf(deadline, peer_nanos_.load(std::memory_order_relaxed));
+  // Whoever says no anchor may not know it. If the block is here this node does.
+  RunQuery query = asked;
+  if (query.first == 0 && query.anchor == query.keys[0] && options_.held != nullptr) {
+    const auto place = options_.held->PlaceOf(fingerprint, query.keys[0]);
+    if (place.has_value() && place->place > 0) {
+      const HeldRuns::Run run = options_.held->RunOf(place->anchor_hash, 1);
+      if (!run.blocks.empty() && run.blocks[0].place == 0) {
+        query.anchor = run.blocks[0].key;
+        query.first = place->place;
+      }
+    }
+  }
+  loop_.Post([this, fingerprint, query, deadline_nanos, done = std::move(done),
+              served_request = CurrentRequest()] {
+    const ServedRequest served(served_request);
     Where where;
     if (view_ != nullptr && !query.anchor.empty()) {
       for (const MemberIndex home : view_->HomesOf(fingerprint, query.anchor)) {
@@ -333,6 +379,7 @@ void ClusterBlocks::Find(const Fingerprint& fingerprint, const RunQuery& query, 
     request.fingerprint = fingerprint;
     request.runs = {query};
     request.everybody = true;
+    request.all_members = true;
     request.deadline_nanos = deadline_nanos;
     lookup_.Start(std::move(request), [this, where = std::move(where),
                                        done](std::vector<RemoteLookup::Run> found) mutable {

@@ -88,15 +88,20 @@ class ClusterBlocks {
   void Learn(const NamespaceQuestion& question, const std::string& hint, TimePoint deadline,
              std::function<void(absl::StatusOr<TieredStore::NamespaceInfo>)> done);
 
+  // Options::peer_nanos, and the rate of Options::replication, of what begins from now on.
+  void SetPeerNanos(std::int64_t nanos);
+  void SetReplicationRate(std::uint64_t bytes_per_second);
+
   // From `nanos` on nobody waits for a peer any more: who does goes on with what has come by then.
   void EndWaiting(std::int64_t nanos);
 
-  // Who has a block of a run, for people: everybody is asked who may know.
+  // Who has a block of a run, for people: all members are asked. Of a query whose anchor is its own
+  // block the anchor is looked up, if this node has the block; else the homes are as it says.
   struct Where {
     std::vector<Member> homes;  // Best first.
     std::vector<RemoteLookup::Source> holders;
   };
-  void Find(const Fingerprint& fingerprint, const RunQuery& query, TimePoint deadline,
+  void Find(const Fingerprint& fingerprint, const RunQuery& asked, TimePoint deadline,
             std::function<void(Where)> done);
 
   // This node has the first `count` blocks of these runs, from now on: a HeldRuns::Listener.
@@ -113,6 +118,7 @@ class ClusterBlocks {
   PeerHealth& health() { return health_; }
 
   std::map<std::string, GrpcPeers::PeerStats> peer_stats() const { return peers_.stats(); }
+  std::vector<std::string> peer_refusals() const { return peers_.Refusals(); }
   PeerPull::Stats pull_stats() const { return pull_.stats(); }
 
   // Of copies, as it was a moment ago.
@@ -141,7 +147,8 @@ class ClusterBlocks {
   Loop& loop_;
   TieredStore& store_;
   const Options options_;
-  std::atomic<bool> has_peers_{false};  // A stale value costs a call, or a miss.
+  std::atomic<std::int64_t> peer_nanos_;  // A stale value is the one of before.
+  std::atomic<bool> has_peers_{false};    // A stale value costs a call, or a miss.
   std::atomic<std::uint32_t> lookups_{0}, brings_{0};
   std::shared_ptr<const ClusterView> view_;  // Of the loop.
 

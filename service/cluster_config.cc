@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -14,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "client/tls/tls_checks.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -36,7 +38,9 @@ absl::StatusOr<std::string> ReadFile(absl::string_view option, const std::string
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;
   if (file) text << file.rdbuf();
-  if (!file || text.str().empty() || text.str().size() > kFileBytesMax) {
+  if (!file)
+    return Wrong(option, path, absl::StrCat("cannot be read (", std::strerror(errno), ")"));
+  if (text.str().empty() || text.str().size() > kFileBytesMax) {
     return Wrong(option, path, absl::StrCat("want a file with 1 to ", kFileBytesMax, " bytes"));
   }
   return text.str();
@@ -204,6 +208,12 @@ absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,
 }
 
 absl::Status CheckCluster(const Config& config) {
+  // What a cluster would refuse is no name of a node that is in none, either.
+  if (!config.node_id.empty() || config.cluster != "none") {
+    if (const absl::Status id = CheckPart("node id", NodeIdOf(config)); !id.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--node-id: ", id.message()));
+    }
+  }
   if (config.cluster == "none") return absl::OkStatus();
   if (config.listen.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -216,14 +226,12 @@ absl::Status CheckCluster(const Config& config) {
       return Wrong(name, absl::FormatDuration(value), "want whole seconds");
     }
   }
-  if (const absl::Status id = CheckPart("node id", NodeIdOf(config)); !id.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--node-id: ", id.message()));
-  }
   if (const absl::Status zone =
           config.zone.empty() ? absl::OkStatus() : CheckPart("zone", config.zone);
       !zone.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--zone: ", zone.message()));
   }
+  KVMILL_RETURN_IF_ERROR(CheckTlsUses(config.tls, {.server = true, .client = true}));
   KVMILL_RETURN_IF_ERROR(MakeEtcdOptions(config).status());
   // The rest is as it will be, but for what only a running daemon has.
   KVMILL_ASSIGN_OR_RETURN(const Membership::Options options,

@@ -2,38 +2,32 @@
 
 #include <arpa/inet.h>
 #include <sys/un.h>
-#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <set>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/door_protocol.h"
 #include "client/server_address.h"
+#include "client/tls/tls_checks.h"
 #include "client/transport/ucx_transport.h"
 #include "client/units.h"
 #include "service/cluster/placement.h"
 #include "service/cluster_config.h"
+#include "service/config_options.h"
+#include "service/disk_config.h"
+#include "service/events_config.h"
+#include "service/tenant_quotas.h"
 #include "storage/core/status_macros.h"
 #include "storage/eviction/policy.h"
 
 namespace kvmill {
 namespace {
-
-struct Option {
-  OptionInfo info;
-  std::function<absl::Status(absl::string_view, Config*)> set;
-  std::function<std::string(const Config&)> get;
-};
 
 Option Text(const char* name, const char* value_name, const char* help,
             std::string Config::*member) {
@@ -64,6 +58,16 @@ Option Address(const char* name, const char* help, std::string Config::*member) 
           [member](const Config& c) { return c.*member; }};
 }
 
+Option EventsAddress(const char* name, const char* help, std::string Config::*member) {
+  return {{name, "ADDRESS", help},
+          [member](absl::string_view value, Config* c) -> absl::Status {
+            if (!value.empty()) KVMILL_RETURN_IF_ERROR(ParseEventsAddress(value).status());
+            c->*member = std::string(value);
+            return absl::OkStatus();
+          },
+          [member](const Config& c) { return c.*member; }};
+}
+
 // At least `min`, or 0 where that means none.
 absl::Status CheckBytes(std::uint64_t bytes, std::uint64_t min, bool or_none) {
   if (bytes >= min || (or_none && bytes == 0)) return absl::OkStatus();
@@ -73,7 +77,10 @@ absl::Status CheckBytes(std::uint64_t bytes, std::uint64_t min, bool or_none) {
 
 Option Bytes(const char* name, const char* help, std::uint64_t Config::*member,
              std::uint64_t min = 0, bool or_none = false) {
-  return {{name, "SIZE", help},
+  OptionInfo info{name, "SIZE", help};
+  info.min = FormatBytes(min);
+  info.or_zero = or_none;
+  return {std::move(info),
           [member, min, or_none](absl::string_view value, Config* c) -> absl::Status {
             KVMILL_ASSIGN_OR_RETURN(const std::uint64_t bytes, ParseBytes(value));
             KVMILL_RETURN_IF_ERROR(CheckBytes(bytes, min, or_none));
@@ -84,7 +91,9 @@ Option Bytes(const char* name, const char* help, std::uint64_t Config::*member,
 }
 
 Option Switch(const char* name, const char* help, bool Config::*member) {
-  return {{name, "", help},
+  OptionInfo info{name, "", help};
+  info.choices = {"true", "false"};
+  return {std::move(info),
           [member](absl::string_view value, Config* c) -> absl::Status {
             if (value != "true" && value != "false") {
               return absl::InvalidArgumentError("want true or false");
@@ -100,7 +109,9 @@ Option OneOf(const char* name, const char* help, std::vector<std::string> allowe
   std::string value_name;
   for (const std::string& a : allowed)
     absl::StrAppend(&value_name, value_name.empty() ? "" : "|", a);
-  return {{name, value_name, help},
+  OptionInfo info{name, value_name, help};
+  info.choices = allowed;
+  return {std::move(info),
           [member, allowed, value_name](absl::string_view value, Config* c) -> absl::Status {
             if (std::find(allowed.begin(), allowed.end(), value) == allowed.end()) {
               return absl::InvalidArgumentError(absl::StrCat("want ", value_name));
@@ -113,7 +124,10 @@ Option OneOf(const char* name, const char* help, std::vector<std::string> allowe
 
 Option Time(const char* name, const char* help, absl::Duration min, absl::Duration max,
             absl::Duration Config::*member) {
-  return {{name, "DURATION", help},
+  OptionInfo info{name, "DURATION", help};
+  info.min = absl::FormatDuration(min);
+  info.max = absl::FormatDuration(max);
+  return {std::move(info),
           [member, min, max](absl::string_view value, Config* c) -> absl::Status {
             KVMILL_ASSIGN_OR_RETURN(const absl::Duration time, ParseDuration(value));
             if (time < min || time > max) {
@@ -126,18 +140,45 @@ Option Time(const char* name, const char* help, absl::Duration min, absl::Durati
           [member](const Config& c) { return absl::FormatDuration(c.*member); }};
 }
 
-Option Number(const char* name, const char* help, std::uint32_t max,
-              std::uint32_t Config::*member) {
-  return {{name, "N", help},
-          [member, max](absl::string_view value, Config* c) -> absl::Status {
-            std::uint32_t number = 0;
-            if (!absl::SimpleAtoi(value, &number) || number > max) {
-              return absl::InvalidArgumentError(absl::StrCat("want a number from 0 to ", max));
-            }
-            c->*member = number;
-            return absl::OkStatus();
-          },
-          [member](const Config& c) { return absl::StrCat(c.*member); }};
+Option Number(const char* name, const char* value_name, const char* help, std::uint32_t max,
+              std::uint32_t Config::*member, std::uint32_t min = 0) {
+  OptionInfo info{name, value_name, help};
+  info.min = absl::StrCat(min);
+  info.max = absl::StrCat(max);
+  return {
+      std::move(info),
+      [member, min, max](absl::string_view value, Config* c) -> absl::Status {
+        std::uint32_t number = 0;
+        if (!absl::SimpleAtoi(value, &number) || number < min || number > max) {
+          return absl::InvalidArgumentError(absl::StrCat("want a number from ", min, " to ", max));
+        }
+        c->*member = number;
+        return absl::OkStatus();
+      },
+      [member](const Config& c) { return absl::StrCat(c.*member); }};
+}
+
+// The row begins a group.
+Option Begins(const char* group, Option option) {
+  option.info.group = group;
+  return option;
+}
+
+// A running daemon takes it over: Node::Reload has what it does.
+Option Reloadable(Option option) {
+  option.info.reloadable = true;
+  return option;
+}
+
+Option OrVariable(const char* environment, Option option) {
+  option.info.environment = environment;
+  return option;
+}
+
+std::vector<std::string> PolicyNames() {
+  std::vector<std::string> names = {""};
+  for (const std::string_view name : EvictionPolicyNames()) names.emplace_back(name);
+  return names;
 }
 
 absl::Status SetDevice(absl::string_view value, Config* c) {
@@ -150,12 +191,15 @@ absl::Status SetDevice(absl::string_view value, Config* c) {
   return absl::OkStatus();
 }
 
+}  // namespace
+
 const std::vector<Option>& Options() {
   static const auto* options = new std::vector<Option>{
-      Text("socket", "PATH",
-           "Unix socket of the gRPC services; default $XDG_RUNTIME_DIR/kvmill.sock, else "
-           "/run/kvmill/kvmill.sock.",
-           &Config::socket),
+      Begins("Listeners",
+             Text("socket", "PATH",
+                  "Unix socket of the gRPC services; default $XDG_RUNTIME_DIR/kvmill.sock, else "
+                  "/run/kvmill/kvmill.sock.",
+                  &Config::socket)),
       Address("listen", "TCP address of the gRPC services (not Admin); port 0 picks a free one.",
               &Config::listen),
       Address("admin", "TCP address of the Admin service.", &Config::admin),
@@ -168,9 +212,11 @@ const std::vector<Option>& Options() {
          return absl::OkStatus();
        },
        [](const Config& c) { return c.ucx; }},
-      Switch("data-plane-plaintext",
-             "Do not encrypt the data plane: the network is trusted. Clients must say so too.",
-             &Config::data_plane_plaintext),
+      Begins(
+          "Security",
+          Switch("data-plane-plaintext",
+                 "Do not encrypt the data plane: the network is trusted. Clients must say so too.",
+                 &Config::data_plane_plaintext)),
       Switch("insecure", "TCP listeners without TLS: whoever reaches them may do everything.",
              &Config::insecure),
       TlsFile("tls-cert",
@@ -186,14 +232,17 @@ const std::vector<Option>& Options() {
          return absl::OkStatus();
        },
        [](const Config& c) { return c.tls.server_name; }},
-      Text("tls-peers", "NAME,...",
-           "Names of certificates that are nodes'; none: the names of --tls-cert.",
-           &Config::tls_peers),
-      Text("tenants", "FILE",
-           "Which certificates and tokens stand for which tenant (docs/security.md); none: every "
-           "certificate of --tls-ca for the daemon's own.",
-           &Config::tenants),
-      Text("data-dir", "DIR", "Directory of the disk tier; none: no disk tier.", &Config::data_dir),
+      Reloadable(Text("tls-peers", "NAME,...",
+                      "Names of certificates that are nodes'; none: the names of --tls-cert.",
+                      &Config::tls_peers)),
+      Reloadable(Text(
+          "tenants", "FILE",
+          "Which certificates and tokens stand for which tenant, and quotas (docs/security.md); "
+          "none: every certificate of --tls-ca for the daemon's own, and no quotas.",
+          &Config::tenants)),
+      Begins("Memory and disk",
+             Text("data-dir", "DIR", "Directory of the disk tier; none: no disk tier.",
+                  &Config::data_dir)),
       Bytes("host-bytes", "Host memory for blocks.", &Config::host_bytes, kHostBytesMin),
       OneOf("huge-pages",
             "Huge pages under host memory; auto: as many as the kernel gives, on: all or no start.",
@@ -201,19 +250,26 @@ const std::vector<Option>& Options() {
       Bytes("gpu-bytes", "GPU memory for blocks; 0: no GPU tier.", &Config::gpu_bytes, kGpuBytesMin,
             /*or_none=*/true),
       Bytes("disk-bytes", "Cap of the disk tier.", &Config::disk_bytes),
+      OrVariable("KVMILL_DISK_KEY",
+                 Text("disk-key-file", "FILE",
+                      "Encrypt the disk tier: the key for new files in the first line, older ones "
+                      "below it, 64 hexadecimal digits each; else KVMILL_DISK_KEY has them.",
+                      &Config::disk_key_file)),
       {{"device", "auto|host|cuda:N",
         "Device of the GPU tier; auto: the first GPU that answers, else the host."},
        SetDevice,
        [](const Config& c) { return c.device; }},
-      {{"cluster", "none|etcd://HOST:PORT,...",
-        "Servers of the etcd in which the nodes find each other; /PREFIX after them: not below "
-        "/kvmill/. Needs --listen."},
-       [](absl::string_view value, Config* c) -> absl::Status {
-         KVMILL_RETURN_IF_ERROR(ParseCluster(value).status());
-         c->cluster = std::string(value);
-         return absl::OkStatus();
-       },
-       [](const Config& c) { return c.cluster; }},
+      Begins(
+          "Cluster",
+          {{"cluster", "none|etcd://HOST:PORT,...",
+            "Servers of the etcd in which the nodes find each other; /PREFIX after them: not below "
+            "/kvmill/. Needs --listen."},
+           [](absl::string_view value, Config* c) -> absl::Status {
+             KVMILL_RETURN_IF_ERROR(ParseCluster(value).status());
+             c->cluster = std::string(value);
+             return absl::OkStatus();
+           },
+           [](const Config& c) { return c.cluster; }}),
       Text("node-id", "ID",
            "Name of this node; none: the host name, for the data plane of host name and socket.",
            &Config::node_id),
@@ -226,71 +282,98 @@ const std::vector<Option>& Options() {
       Time("member-grace",
            "Time that members are kept when more than a third vanish within one --lease-ttl.",
            absl::ZeroDuration(), kMemberGraceMax, &Config::member_grace),
-      Time("peer-timeout", "Time that a lookup waits for other nodes.", kPeerTimeoutMin,
-           kPeerTimeoutMax, &Config::peer_timeout),
-      {{"copies", "R", "Nodes that have each block besides the one that stored it: 0 to 4."},
-       [](absl::string_view value, Config* c) -> absl::Status {
-         std::uint32_t copies = 0;
-         if (!absl::SimpleAtoi(value, &copies) || copies > kRanks - 2) {
-           return absl::InvalidArgumentError(absl::StrCat("want a number from 0 to ", kRanks - 2));
-         }
-         c->copies = copies;
-         return absl::OkStatus();
-       },
-       [](const Config& c) { return absl::StrCat(c.copies); }},
-      Bytes("replication-rate",
-            "Bytes a second at which this node copies blocks of others to keep.",
-            &Config::replication_rate, kReplicationRateMin),
-      Text("etcd-ca", "FILE", "PEM authority of etcd's servers; none: no TLS.", &Config::etcd_ca),
+      Reloadable(Time("peer-timeout", "Time that a lookup waits for other nodes.", kPeerTimeoutMin,
+                      kPeerTimeoutMax, &Config::peer_timeout)),
+      Number("copies", "R", "Nodes that have each block besides the one that stored it.",
+             kRanks - 2, &Config::copies),
+      Reloadable(Bytes("replication-rate",
+                       "Bytes a second at which this node copies blocks of others to keep.",
+                       &Config::replication_rate, kReplicationRateMin)),
+      Begins("etcd", Text("etcd-ca", "FILE", "PEM authority of etcd's servers; none: no TLS.",
+                          &Config::etcd_ca)),
       Text("etcd-cert", "FILE", "PEM certificate that etcd gets.", &Config::etcd_cert),
       Text("etcd-key", "FILE", "PEM key of that certificate.", &Config::etcd_key),
       Text("etcd-user", "NAME", "User of etcd.", &Config::etcd_user),
-      Text("etcd-password-file", "FILE",
-           "File with the user's password; else KVMILL_ETCD_PASSWORD has it.",
-           &Config::etcd_password_file),
-      OneOf("log-level", "Least severe messages that are logged, to standard error.",
-            {"trace", "debug", "info", "warn", "error", "off"}, &Config::log_level),
-      {{"encode-threads", "N", "Threads that encode; 0: one per core."},
+      OrVariable("KVMILL_ETCD_PASSWORD",
+                 Text("etcd-password-file", "FILE",
+                      "File with the user's password; else KVMILL_ETCD_PASSWORD has it.",
+                      &Config::etcd_password_file)),
+      Begins("Events",
+             EventsAddress(
+                 "events",
+                 "ZeroMQ address at which the blocks' coming and going is published as vLLM's "
+                 "KV events (docs/events.md): HOST:PORT or tcp://HOST:PORT, numeric.",
+                 &Config::events)),
+      EventsAddress("events-replay",
+                    "ZeroMQ address at which published events are asked for again.",
+                    &Config::events_replay),
+      {{"events-topic", "TEXT", "First part of every published message; llm-d wants kv@ID@MODEL."},
        [](absl::string_view value, Config* c) -> absl::Status {
-         std::uint32_t threads = 0;
-         if (!absl::SimpleAtoi(value, &threads) || threads > 1024) {
-           return absl::InvalidArgumentError("want a number from 0 to 1024");
+         if (value.size() > kEventsTopicBytesMax) {
+           return absl::InvalidArgumentError(
+               absl::StrCat(value.size(), " bytes: want at most ", kEventsTopicBytesMax));
          }
-         c->encode_threads = threads;
+         c->events_topic = std::string(value);
          return absl::OkStatus();
        },
-       [](const Config& c) { return absl::StrCat(c.encode_threads); }},
+       [](const Config& c) { return c.events_topic; }},
+      Text("events-namespace", "NAME",
+           "Only what happens in this namespace is published; none: in all, of any model.",
+           &Config::events_namespace),
+      Number("events-buffer-steps", "N", "Published messages that are kept for --events-replay.",
+             kEventsBufferStepsMax, &Config::events_buffer_steps, /*min=*/1),
+      Number("events-high-water-mark", "N",
+             "Messages that wait for a slow subscriber; what comes then, it does not get.",
+             kEventsHighWaterMarkMax, &Config::events_high_water_mark, /*min=*/1),
+      OneOf("events-hashes", "Block hashes in published events: the keys' last 8 bytes, or keys.",
+            {"int", "bytes"}, &Config::events_hashes),
+      OneOf("events-replay-frames",
+            "Parts of the answers of --events-replay: with the topic, as vLLM since 0.26, or bare.",
+            {"topic", "bare"}, &Config::events_replay_frames),
+      Begins("Logs",
+             Reloadable(OneOf("log-format",
+                              "Form of what is logged: lines of text, or an object of JSON a line.",
+                              {"text", "json"}, &Config::log_format))),
+      Reloadable(OneOf("log-level", "Least severe messages that are logged, to standard error.",
+                       {"trace", "debug", "info", "warn", "error", "off"}, &Config::log_level)),
+      Begins("Serving", Number("encode-threads", "N", "Threads that encode; 0: one per core.",
+                               kEncodeThreadsMax, &Config::encode_threads)),
       {{"eviction-policy", "NAME",
-        "Which block leaves a full tier next; without one the policy named returns."},
+        "Which block leaves a full tier next; without one the policy named returns.", "", "", "",
+        false, PolicyNames()},
        [](absl::string_view value, Config* c) -> absl::Status {
-         std::string known;
-         bool found = value.empty();
-         for (std::string_view n : EvictionPolicyNames()) {
-           const std::string policy(n);
-           absl::StrAppend(&known, known.empty() ? "" : ", ", policy);
-           found = found || value == policy;
+         const std::vector<std::string> known = PolicyNames();
+         if (std::find(known.begin(), known.end(), value) == known.end()) {
+           return absl::InvalidArgumentError(
+               absl::StrCat("want one of ", absl::StrJoin(known.begin() + 1, known.end(), ", ")));
          }
-         if (!found) return absl::InvalidArgumentError(absl::StrCat("want one of ", known));
          c->eviction_policy = std::string(value);
          return absl::OkStatus();
        },
        [](const Config& c) { return c.eviction_policy; }},
-      Time("drain-timeout", "Time that calls in flight get at shutdown.", absl::ZeroDuration(),
-           kDrainTimeoutMax, &Config::drain_timeout),
-      Time("session-grace", "Time to resume a remote session whose stream broke, before it ends.",
-           absl::ZeroDuration(), kSessionGraceMax, &Config::session_grace),
-      Number(
-          "error-sample-interval",
-          "One of so many tiles is decoded again as it is stored, to see what was lost; 0: none.",
-          kErrorSampleIntervalMax, &Config::error_sample_interval),
-      Number("metrics-namespaces",
-             "Namespaces that /metrics names, the first ones; the others are shown together.",
-             kMetricsNamespacesMax, &Config::metrics_namespaces),
+      Reloadable(Time("drain-timeout", "Time that calls in flight get at shutdown.",
+                      absl::ZeroDuration(), kDrainTimeoutMax, &Config::drain_timeout)),
+      Reloadable(Time("session-grace",
+                      "Time to resume a remote session whose stream broke, before it ends.",
+                      absl::ZeroDuration(), kSessionGraceMax, &Config::session_grace)),
+      Begins("Metrics",
+             Reloadable(Number("error-sample-interval", "N",
+                               "One of so many tiles is decoded again as it is stored, to see what "
+                               "was lost; 0: none.",
+                               kErrorSampleIntervalMax, &Config::error_sample_interval))),
+      Reloadable(
+          Number("metrics-namespaces", "N",
+                 "Namespaces that /metrics names, the first ones; the others are shown together.",
+                 kMetricsNamespacesMax, &Config::metrics_namespaces)),
+      Begins("Reading it again",
+             Switch("watch-config",
+                    "Read --config and --tenants again when they change, as SIGHUP does.",
+                    &Config::watch_config)),
   };
   return *options;
 }
 
-std::string KeyOf(absl::string_view name) { return absl::StrReplaceAll(name, {{"-", "_"}}); }
+namespace {
 
 // Messages end up in logs: what somebody put before the @ of an address is not repeated.
 std::string WithoutPassword(absl::string_view value) {
@@ -300,18 +383,25 @@ std::string WithoutPassword(absl::string_view value) {
   return absl::StrCat(value.substr(0, begin + 3), "...", value.substr(end));
 }
 
+// What would not come back from --print-config as it was, or end a path early.
+absl::Status CheckText(absl::string_view value) {
+  for (const char c : value) {
+    if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) {
+      return absl::InvalidArgumentError("has a control character");
+    }
+  }
+  return IsUtf8(value) ? absl::OkStatus() : absl::InvalidArgumentError("is not UTF-8");
+}
+
 absl::Status CheckTls(const Config& config) {
   const bool any = config.tls.enabled() || !config.tls.certificate.empty() ||
                    !config.tls.key.empty() || !config.tls.server_name.empty();
   if (!any) {
-    for (const auto& [name, value] :
-         {std::pair<const char*, const std::string&>("tls-peers", config.tls_peers),
-          {"tenants", config.tenants}}) {
-      if (value.empty()) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("--", name, " ", value, ": needs --tls-cert, --tls-key and --tls-ca"));
+    if (!config.tls_peers.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("--tls-peers ", config.tls_peers,
+                                                     ": needs --tls-cert, --tls-key and --tls-ca"));
     }
-    return absl::OkStatus();
+    return MakeIdentities(config).status();
   }
   if (config.insecure) {
     return absl::InvalidArgumentError("--insecure with --tls-...: want one of them");
@@ -321,6 +411,7 @@ absl::Status CheckTls(const Config& config) {
         "TLS wants --tls-cert, --tls-key and --tls-ca, all three of them");
   }
   KVMILL_RETURN_IF_ERROR(CheckTlsFiles(config.tls));
+  KVMILL_RETURN_IF_ERROR(CheckTlsUses(config.tls, {.server = true}));
   return MakeIdentities(config).status();
 }
 
@@ -332,6 +423,9 @@ const std::vector<OptionInfo>& ConfigOptions() {
     const Config defaults;
     for (const Option& option : Options()) {
       made->push_back(option.info);
+      if (made->back().group.empty() && made->size() > 1) {
+        made->back().group = (*made)[made->size() - 2].group;
+      }
       if (!option.info.value_name.empty()) made->back().default_value = option.get(defaults);
     }
     return made;
@@ -339,71 +433,27 @@ const std::vector<OptionInfo>& ConfigOptions() {
   return *infos;
 }
 
+std::string GetOption(absl::string_view name, const Config& config) {
+  for (const Option& option : Options()) {
+    if (option.info.name == name) return option.get(config);
+  }
+  return "";
+}
+
 absl::Status SetOption(absl::string_view name, absl::string_view value, Config* config) {
   for (const Option& option : Options()) {
     if (option.info.name != name) continue;
-    const absl::Status status = option.set(value, config);
+    absl::Status status = CheckText(value);
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat(name, " \"", absl::Utf8SafeCEscape(value),
+                                                      "\": ", status.message()));
+    }
+    status = option.set(value, config);
     if (status.ok()) return status;
     return absl::Status(
         status.code(), absl::StrCat(name, " \"", WithoutPassword(value), "\": ", status.message()));
   }
   return absl::InvalidArgumentError(absl::StrCat("unknown option \"", name, "\""));
-}
-
-absl::Status ApplyYamlFile(const std::string& path, Config* config) {
-  std::ifstream file(path);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {  // Opens, and reads as if it were empty.
-    return absl::NotFoundError(absl::StrCat(path, ": is a directory, want a file"));
-  }
-  std::stringstream text;
-  text << file.rdbuf();
-  const auto at = [&](const YAML::Mark& mark, absl::string_view what) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ":", mark.line + 1, ": ", what));
-  };
-  // yaml-cpp takes the end of a file for the end of a quoted value when only white space comes
-  // after the last character, and fails when that is the last one. No option's value ends in white
-  // space.
-  const std::string yaml(absl::StripTrailingAsciiWhitespace(text.str()));
-  // yaml-cpp throws; nothing of it leaves this function.
-  try {
-    const YAML::Node root = YAML::Load(yaml);
-    if (root.IsNull()) return absl::OkStatus();
-    if (!root.IsMap()) return at(root.Mark(), "want a map of options");
-    std::set<std::string> seen;
-    for (const auto& entry : root) {
-      const YAML::Mark mark = entry.first.Mark();
-      if (!entry.first.IsScalar()) return at(mark, "a key is not a scalar");
-      const std::string key = entry.first.Scalar();
-      const auto option = std::find_if(Options().begin(), Options().end(),
-                                       [&](const Option& o) { return KeyOf(o.info.name) == key; });
-      if (option == Options().end()) return at(mark, absl::StrCat("unknown key \"", key, "\""));
-      if (!seen.insert(key).second) return at(mark, absl::StrCat("key \"", key, "\" again"));
-      if (!entry.second.IsScalar()) {
-        return at(mark, absl::StrCat("key \"", key, "\": want a scalar"));
-      }
-      const absl::Status status = SetOption(option->info.name, entry.second.Scalar(), config);
-      if (!status.ok()) return at(entry.second.Mark(), status.message());
-    }
-  } catch (const YAML::Exception& error) {
-    if (error.msg == YAML::ErrorMsg::EOF_IN_SCALAR) {
-      return at(error.mark, "the file ends inside a quoted value");
-    }
-    return at(error.mark, error.msg);
-  }
-  return absl::OkStatus();
-}
-
-std::string ToYaml(const Config& config) {
-  YAML::Emitter out;
-  out << YAML::BeginMap;
-  for (const Option& option : Options()) {
-    out << YAML::Key << KeyOf(option.info.name) << YAML::Value << YAML::DoubleQuoted
-        << option.get(config);
-  }
-  out << YAML::EndMap;
-  return absl::StrCat(out.c_str(), "\n");
 }
 
 absl::Status CheckConfig(const Config& config) {
@@ -426,6 +476,7 @@ absl::Status CheckConfig(const Config& config) {
     }
   }
   if (const absl::Status status = CheckTls(config); !status.ok()) return status;
+  KVMILL_RETURN_IF_ERROR(ReadTenantQuotas(config.tenants).status());
   // Again, of a Config that nobody parsed.
   const struct {
     const char* name;
@@ -440,11 +491,20 @@ absl::Status CheckConfig(const Config& config) {
           absl::StrCat("--", size.name, " ", FormatBytes(size.bytes), ": ", s.message()));
     }
   }
+  KVMILL_RETURN_IF_ERROR(DiskKeysOf(config).status());
+  KVMILL_RETURN_IF_ERROR(CheckEvents(config));
   return CheckCluster(config);
 }
 
 absl::StatusOr<Identities> MakeIdentities(const Config& config) {
-  if (!config.tls.enabled()) return Identities();
+  if (!config.tls.enabled()) {
+    Identities named(std::vector<std::string>{});
+    if (!config.tenants.empty()) KVMILL_RETURN_IF_ERROR(named.Read(config.tenants));
+    if (!named.names_somebody()) return Identities();
+    return absl::InvalidArgumentError(absl::StrCat("--tenants ", config.tenants,
+                                                   ": names certificates or tokens: needs "
+                                                   "--tls-cert, --tls-key and --tls-ca"));
+  }
   std::vector<std::string> nodes = absl::StrSplit(config.tls_peers, ',', absl::SkipWhitespace());
   if (nodes.empty()) {
     KVMILL_ASSIGN_OR_RETURN(nodes, NamesOfCertificate(config.tls.certificate));
@@ -471,12 +531,16 @@ absl::StatusOr<HostPort> ParseUcxAddress(absl::string_view text) {
   } else {
     KVMILL_ASSIGN_OR_RETURN(address, ParseHostPort(text));
   }
-  in6_addr ipv6;
-  in_addr ipv4;
+  in6_addr ipv6{};
+  in_addr ipv4{};
   if (address.host.empty() || (inet_pton(AF_INET, address.host.c_str(), &ipv4) != 1 &&
                                inet_pton(AF_INET6, address.host.c_str(), &ipv6) != 1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("want a numeric address with or without a port, not \"", text, "\""));
+  }
+  if (address.host == "0.0.0.0" || (address.is_ipv6() && IN6_IS_ADDR_UNSPECIFIED(&ipv6))) {
+    return absl::InvalidArgumentError(
+        "want one address of this host, which others are told: \"all of them\" is none");
   }
   constexpr std::uint16_t kPortMax = 65535 - kDataPortsMax;
   if (address.port > kPortMax) {

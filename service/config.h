@@ -1,11 +1,15 @@
 // Configuration of kvmilld: one struct, filled once from defaults, then a YAML file, then flags.
 //
-// One table (config.cc) holds every option: name, help, how it is read and printed. Flags, YAML
-// keys (the same names with underscores), --print-config and the documentation come from it.
+// One table (config.cc) holds every option: name, help, bounds, how it is read and printed. Flags,
+// YAML keys (the same names with underscores), --print-config, docs/configuration.md and what a
+// running daemon takes over (service/reload.h) come from it.
 #ifndef KVMILL_SERVICE_CONFIG_H_
 #define KVMILL_SERVICE_CONFIG_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,14 +20,19 @@
 #include "client/server_address.h"
 #include "client/tls/tls_files.h"
 #include "service/identities.h"
+#include "storage/encryption_keys.h"
 
 namespace kvmill {
 
 inline constexpr std::uint64_t kHostBytesMin = std::uint64_t{64} << 20;
 inline constexpr std::uint64_t kGpuBytesMin = std::uint64_t{64} << 20;  // Unless it is 0.
 
+inline constexpr std::uint32_t kEncodeThreadsMax = 1024;
 inline constexpr std::uint32_t kErrorSampleIntervalMax = 1u << 30;
 inline constexpr std::uint32_t kMetricsNamespacesMax = 256;  // 36 lines of /metrics each.
+inline constexpr std::uint32_t kEventsBufferStepsMax = 1u << 20;
+inline constexpr std::uint32_t kEventsHighWaterMarkMax = 1u << 24;
+inline constexpr std::size_t kEventsTopicBytesMax = 255;
 inline constexpr std::uint64_t kReplicationRateMin = std::uint64_t{64} << 10;
 
 inline constexpr absl::Duration kDrainTimeoutMax = absl::Hours(1);
@@ -50,6 +59,9 @@ struct Config {
   std::string huge_pages = "auto";  // auto, on or off.
   std::uint64_t gpu_bytes = 0;
   std::uint64_t disk_bytes = std::uint64_t{64} << 30;
+  std::string disk_key_file;  // Empty: none.
+  // From the environment: no option, and nowhere printed. Null: none. Shared by copies of this.
+  std::shared_ptr<const EncryptionKeys> disk_keys;
   std::string device = "auto";
   std::string cluster = "none";
   std::string node_id;    // Empty: the host's name.
@@ -66,7 +78,17 @@ struct Config {
   std::string etcd_user;
   std::string etcd_password_file;
   std::string etcd_password;  // From the environment: no option, and nowhere printed.
+  std::string events;         // Address of published events; empty: none are.
+  std::string events_replay;
+  std::string events_topic;
+  std::string events_namespace;  // Only its blocks are published; empty: all.
+  std::uint32_t events_buffer_steps = 10000;
+  std::uint32_t events_high_water_mark = 100000;
+  std::string events_hashes = "int";           // int or bytes.
+  std::string events_replay_frames = "topic";  // topic or bare.
+  bool watch_config = false;  // The file and `tenants` are read again when they change.
   std::string log_level = "info";
+  std::string log_format = "text";
   std::uint32_t encode_threads = 0;                  // 0: one per core.
   std::string eviction_policy;                       // Empty: the default.
   absl::Duration drain_timeout = absl::Seconds(10);  // For calls in flight at shutdown.
@@ -80,17 +102,39 @@ struct OptionInfo {
   std::string value_name;  // "HOST:PORT"; empty: a switch without value.
   std::string help;
   std::string default_value;  // As SetOption takes it; empty: none.
+  // What SetOption enforces. Bounds of sizes, durations and numbers, inclusive, as it takes them;
+  // empty: none.
+  std::string min, max;
+  bool or_zero = false;              // 0 is allowed, too.
+  std::vector<std::string> choices;  // All values that are allowed; empty: others.
+  std::string group;                 // Heading of docs/configuration.md.
+  bool reloadable = false;           // While the daemon runs.
+  std::string environment;           // A variable that has it, too: for secrets.
 };
 const std::vector<OptionInfo>& ConfigOptions();
 
-// Sets option `name` (flag spelling) from text. INVALID_ARGUMENT names option, value and what is
-// allowed.
+// docs/configuration.md.
+std::string ConfigReference();
+
+// The value of option `name`, as SetOption takes it.
+std::string GetOption(absl::string_view name, const Config& config);
+
+// Sets option `name` (flag spelling) from text, which is UTF-8 without control characters.
+// INVALID_ARGUMENT names option, value and what is allowed.
 absl::Status SetOption(absl::string_view name, absl::string_view value, Config* config);
 
 // Applies a YAML file: a map of option names to scalars. Strict: an unknown or repeated key, a
-// value that is no scalar or out of range is INVALID_ARGUMENT starting with "FILE:LINE: ".
-// NOT_FOUND when the file cannot be read.
-absl::Status ApplyYamlFile(const std::string& path, Config* config);
+// value that is no scalar or out of range, a second document, bytes that are not UTF-8 are
+// INVALID_ARGUMENT starting with "FILE:LINE: ". Errors of ReadConfigFile. `names`, which may be
+// null: the options that the file sets.
+absl::Status ApplyYamlFile(const std::string& path, Config* config,
+                           std::set<std::string>* names = nullptr);
+
+// The text of a configuration file. NOT_FOUND when it cannot be read, or is no file;
+// INVALID_ARGUMENT names the limit when it is larger than kConfigFileBytesMax, and "FILE:LINE: "
+// where it is not UTF-8 or has a control character.
+absl::StatusOr<std::string> ReadConfigFile(const std::string& path);
+inline constexpr std::size_t kConfigFileBytesMax = 1 << 20;
 
 // The whole configuration as YAML that ApplyYamlFile reads back to the same.
 std::string ToYaml(const Config& config);

@@ -176,11 +176,22 @@ absl::StatusOr<Offer> DataPlane::MakeOffer(const Caller& caller, const std::stri
 }
 
 void DataPlane::CallerLeft(DoorClientId client) {
+  if (client == 0) return;
+  Disconnect([client](const Caller& caller) { return caller.door_client == client; });
+}
+
+void DataPlane::Revoke(const std::set<std::string>& tenants) {
+  Disconnect([&tenants](const Caller& caller) {
+    return caller.door_client == 0 && tenants.contains(caller.tenant);
+  });
+}
+
+void DataPlane::Disconnect(absl::FunctionRef<bool(const Caller&)> whom) {
   std::vector<ConnectionPtr> connections;
   {
     MutexLock lock(mu_);
     for (auto it = peers_.begin(); it != peers_.end();) {
-      if (client == 0 || it->second->caller.door_client != client) {
+      if (!whom(it->second->caller)) {
         ++it;
       } else if (it->second->connection != nullptr) {
         connections.push_back(it->second->connection);

@@ -21,9 +21,11 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/transport/transport.h"
@@ -73,6 +75,8 @@ class DataPlane final : public TransportHandler {
                                   const NodeIdentity::Id& only_for, std::vector<std::string> hosts);
   // Closes the connections of a local client, and drops its offers.
   void CallerLeft(DoorClientId client);
+  // The same of everybody of these tenants who came over TCP: they have to say again who they are.
+  void Revoke(const std::set<std::string>& tenants);
 
   bool plaintext() const { return options_.plaintext; }
   std::vector<std::string> addresses() const { return transport_->addresses(); }
@@ -133,6 +137,7 @@ class DataPlane final : public TransportHandler {
   absl::StatusOr<TieredStore::NamespaceInfo> Resolve(const Peer& peer,
                                                      const std::string& fingerprint) const;
   absl::Status Admit(const Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Disconnect(absl::FunctionRef<bool(const Caller&)> whom);
   Peers::iterator Forget(Peers::iterator peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetUnused() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // Offers whose time is up.
   absl::Status TellTransport() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -44,7 +44,7 @@ void DataPlane::StartTicketRead(const PeerPtr& peer, const v1::ReadTicketRequest
     if (peer->caller.door_client != 0 || !peer->caller.node) {
       return absl::PermissionDeniedError("pages of tickets are for nodes, which come by --listen");
     }
-    if (tickets == nullptr) return absl::FailedPreconditionError("this daemon is in no cluster");
+    if (tickets == nullptr) return context_.NoCluster();
     KVMILL_ASSIGN_OR_RETURN(const TicketHolder holder, FromProto(request.holder()));
     KVMILL_ASSIGN_OR_RETURN(std::vector<TicketPiece> pieces, PiecesFromProto(request));
     tickets->Read(holder, std::move(pieces), [read](absl::StatusOr<ClusterTickets::Pages> pages) {

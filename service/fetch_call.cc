@@ -93,6 +93,7 @@ absl::Status FetchCall::Begin(const absl::StatusOr<Caller>& caller,
 void FetchCall::Bring(TieredStore::NamespaceInfo space, const Caller& caller,
                       const Elsewhere& elsewhere, std::chrono::system_clock::time_point deadline) {
   namespace_ = std::move(space);
+  const RequestScope scope(caller.request);
   ClusterBlocks* const cluster = context_.BlocksOfPeers(caller, elsewhere);
   if (cluster == nullptr || !cluster->Bring(namespace_, keys_, elsewhere, deadline,
                                             [self = shared_from_this()](std::size_t keys) {

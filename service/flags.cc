@@ -49,6 +49,8 @@ std::unique_ptr<CLI::App> MakeParser(Flags* flags) {
   app->add_flag("--print-config", flags->print_config, "Print the configuration as YAML and exit");
   app->add_flag("--print-metrics", flags->print_metrics,
                 "Print what /metrics has, as docs/metrics.md, and exit");
+  app->add_flag("--print-options", flags->print_options,
+                "Print what can be configured, as docs/configuration.md, and exit");
   app->add_flag("--help,-h", flags->help, "Print this and exit");
   app->add_flag("--version", flags->version, "Print the version and exit");
   return app;

@@ -16,6 +16,7 @@ struct Flags {
   bool check_config = false;
   bool print_config = false;
   bool print_metrics = false;
+  bool print_options = false;
   bool help = false;
   bool version = false;
   // (option name, value) of the others, for SetOption, after the file. Of a repeated one the last.

@@ -5,16 +5,20 @@
 
 #include <algorithm>
 #include <chrono>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/channel_args.h"
 #include "client/convert.h"
+#include "client/request_metadata.h"
 #include "client/stub_pool.h"
 #include "client/tls/tls_credentials.h"
 #include "service/peer_codec.h"
+#include "service/request.h"
 #include "service/ticket_codec.h"
 #include "storage/core/check.h"
+#include "storage/core/log.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -26,6 +30,7 @@ constexpr int kAnswerBytesMax = 2 << 20;
 // PeerHealth waits as well, and longer.
 constexpr ReconnectMs kReconnect{.first = 50, .last = 1000, .connect = 1000};
 constexpr std::size_t kMessageBytesOfPeer = 256;  // Of its errors, for ours.
+constexpr std::int64_t kGreetNanos = 10'000'000'000;
 
 grpc::ChannelArguments ChannelArguments(const TlsFiles& tls) {
   grpc::ChannelArguments arguments;
@@ -103,6 +108,7 @@ void GrpcPeers::Keep(const ClusterView& view) {
   });
   MutexLock lock(mu_);
   std::erase_if(stats_, [&](const auto& entry) { return gone(entry.first); });
+  std::erase_if(refusals_, [&](const auto& entry) { return gone(entry.first); });
   for (const Member& member : view.members()) {
     if (member.id != self_.id) stats_.try_emplace(member.id);
   }
@@ -119,6 +125,43 @@ void GrpcPeers::Count(const std::string& peer, bool request, bool failure) {
   PeerStats& stats = stats_[peer];
   stats.requests += request;
   stats.failures += failure;
+}
+
+void GrpcPeers::NoteAnswer(const Member& member, const grpc::Status& status) {
+  const bool refused = status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
+                       status.error_code() == grpc::StatusCode::UNAUTHENTICATED;
+  if (!refused && !status.ok()) return;  // Says nothing of it.
+  std::string line;
+  if (refused) {
+    line = absl::StrCat("node \"", member.id, "\" at ", member.address, " refuses this node: ",
+                        status.error_message().substr(0, 2 * kMessageBytesOfPeer),
+                        "; name this node's certificate in its --tls-peers");
+  }
+  bool was_refused = false;
+  {
+    MutexLock lock(mu_);
+    was_refused = refusals_.erase(member.id) > 0;
+    if (refused) refusals_[member.id] = line;
+  }
+  if (refused && refusals_logged_.Allows(member.id, loop_.clock().MonotonicNanos())) {
+    LogWarning(absl::StrCat("cluster: ", line));
+  }
+  if (refused || !was_refused) return;
+  refusals_logged_.Forget(member.id);
+  LogInfo(absl::StrCat("cluster: node \"", member.id, "\" does not refuse this node any more"));
+}
+
+std::vector<std::string> GrpcPeers::Refusals() const {
+  MutexLock lock(mu_);
+  std::vector<std::string> lines;
+  for (const auto& [id, line] : refusals_) lines.push_back(line);
+  return lines;
+}
+
+void GrpcPeers::Greet(const Member& member) {
+  if (member.id == self_.id) return;
+  ListRuns(member, {}, loop_.clock().MonotonicNanos() + kGreetNanos,
+           [](const absl::StatusOr<std::vector<HeldRun>>&) {});
 }
 
 bool GrpcPeers::End(CallId id, bool failed) {
@@ -151,10 +194,14 @@ Peers::CallId GrpcPeers::Start(const Member& member, Request request, Method<Req
   state->context->set_deadline(
       std::chrono::system_clock::now() +
       std::chrono::nanoseconds(std::max<std::int64_t>(left, 0) + 10'000'000));
+  // What is asked next, when the answer has come, is for the same request.
+  const RequestPtr for_request = CurrentRequest();
+  AddRequest(for_request, state->context.get());
   Call& call = calls_[id];
   call.peer = member.id;
   call.context = state->context;
-  call.timer = loop_.At(deadline_nanos, [this, id, done, peer = member.id] {
+  call.timer = loop_.At(deadline_nanos, [this, id, done, for_request, peer = member.id] {
+    const ServedRequest served(for_request);
     const std::shared_ptr<grpc::ClientContext> context = calls_.at(id).context;
     End(id, true);
     context->TryCancel();
@@ -168,15 +215,21 @@ Peers::CallId GrpcPeers::Start(const Member& member, Request request, Method<Req
   ((*stub.async()).*method)(
       state->context.get(), &state->request, &state->reply,
       [this, id, state, inbox = inbox_, convert = std::move(convert), done = std::move(done),
-       peer = member.id](const grpc::Status& status) mutable {
+       for_request, member](const grpc::Status& status) mutable {
         // All that refers to the connection goes to the loop: it may be the last of it.
         inbox->Post([this, id, state = std::move(state), convert = std::move(convert),
-                     done = std::move(done), peer = std::move(peer), status] {
+                     done = std::move(done), for_request = std::move(for_request),
+                     member = std::move(member), status] {
+          const ServedRequest served(for_request);
+          // That the ticket is another consumer's is not about nodes.
+          if constexpr (!std::is_same_v<Request, v1::AcknowledgeTicketRequest>) {
+            NoteAnswer(member, status);
+          }
           absl::StatusOr<Answer> answer = absl::UnknownError("");
           if (status.ok()) {
             answer = convert(state->reply);
           } else {
-            answer = ErrorOf(status, peer);
+            answer = ErrorOf(status, member.id);
           }
           if (End(id, IsFault(status, answer.status()))) done(std::move(answer));
         });

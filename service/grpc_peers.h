@@ -24,6 +24,7 @@
 #include "service/cluster/peers.h"
 #include "service/cluster/ticket.h"
 #include "service/etcd/loop_inbox.h"
+#include "service/log_limit.h"
 #include "storage/core/mutex.h"
 
 namespace kvmill {
@@ -79,6 +80,13 @@ class GrpcPeers final : public Peers {
   };
   std::map<std::string, PeerStats> stats() const;
 
+  // On the loop: has this member say whether it takes this node for one, which it answers with the
+  // certificates of both; without TLS everybody does.
+  void Greet(const Member& member);
+  // What members say that refuse to talk to this node, and what to do, a line each: those whose
+  // last answer that was.
+  std::vector<std::string> Refusals() const;
+
   std::size_t open() const { return calls_.size(); }
   std::size_t connections() const { return links_.size(); }
 
@@ -104,6 +112,8 @@ class GrpcPeers final : public Peers {
   // Whether the call is there still; then its timer is no more.
   bool End(CallId id, bool failed);
   void Count(const std::string& peer, bool request, bool failure);
+  // Whether the member takes this node for one, as its answer says.
+  void NoteAnswer(const Member& member, const grpc::Status& status);
 
   Loop& loop_;
   const Member self_;
@@ -115,6 +125,8 @@ class GrpcPeers final : public Peers {
   std::map<std::string, LinkPtr> links_;
   mutable Mutex mu_;
   std::map<std::string, PeerStats> stats_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, std::string> refusals_ ABSL_GUARDED_BY(mu_);  // By node id.
+  LogLimit refusals_logged_;
 };
 
 }  // namespace kvmill

@@ -3,9 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <fstream>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -17,6 +15,7 @@
 #include "client/convert.h"
 #include "service/callers.h"
 #include "service/cluster/registration.h"
+#include "service/config.h"
 #include "storage/core/sha256.h"
 #include "storage/core/status_macros.h"
 
@@ -48,7 +47,7 @@ class Reader {
         KVMILL_RETURN_IF_ERROR(ReadTenant(tenant.first, tenant.second));
       }
     }
-    if (by_name_.empty() && by_token_.empty()) {
+    if (by_name_.empty() && by_token_.empty() && !has_quotas_) {
       return At(root, "names no certificate and no token: nobody could come in");
     }
     return absl::OkStatus();
@@ -66,16 +65,14 @@ class Reader {
 
   absl::Status ReadTenant(const YAML::Node& name, const YAML::Node& fields) {
     KVMILL_ASSIGN_OR_RETURN(const std::string tenant, TextOf(name, "the name of a tenant"));
-    if (const absl::Status status = CheckName("tenant", tenant); !status.ok()) {
+    if (const absl::Status status = CheckTenantName(tenant); !status.ok()) {
       return At(name, status.message());
     }
-    if (absl::StartsWith(tenant, "uid-")) {
-      return At(name, absl::StrCat("tenant \"", tenant, "\": names with uid- are of local users"));
-    }
+    const bool is_local = absl::StartsWith(tenant, "uid-");
     if (!tenants_.insert(tenant).second) {
       return At(name, absl::StrCat("tenant \"", tenant, "\" again"));
     }
-    if (!fields.IsMap()) return At(fields, "want certificates, tokens, admin");
+    if (!fields.IsMap()) return At(fields, "want certificates, tokens, admin, quota");
     Identities::Identity identity{.tenant = tenant};
     if (const YAML::Node admin = fields["admin"]; admin.IsDefined()) {
       const std::string text = admin.IsScalar() ? admin.Scalar() : "";
@@ -84,10 +81,18 @@ class Reader {
     }
     for (const auto& field : fields) {
       KVMILL_ASSIGN_OR_RETURN(const std::string key, TextOf(field.first, "a key"));
+      if (key == "quota") {
+        has_quotas_ = true;
+        continue;
+      }
+      if (is_local) {
+        return At(name, absl::StrCat("tenant \"", tenant,
+                                     "\": names with uid- are of local users: want a quota only"));
+      }
       if (key == "admin") continue;
       if (key != "certificates" && key != "tokens") {
-        return At(field.first,
-                  absl::StrCat("unknown key \"", key, "\": want certificates, tokens or admin"));
+        return At(field.first, absl::StrCat("unknown key \"", key,
+                                            "\": want certificates, tokens, admin or quota"));
       }
       if (!field.second.IsSequence()) return At(field.second, absl::StrCat(key, ": want a list"));
       for (const YAML::Node& entry : field.second) {
@@ -125,20 +130,29 @@ class Reader {
   Map& by_name_;
   Map& by_token_;
   std::set<std::string> tenants_;
+  bool has_quotas_ = false;
 };
 
 }  // namespace
 
+absl::Status CheckTenantName(absl::string_view name) {
+  if (name == "all" || name == "other") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tenant \"", name,
+                     "\": metrics have \"all\" and \"other\" for tenants together; "
+                     "want another name"));
+  }
+  return CheckName("tenant", name);
+}
+
 Identities::Identities(std::vector<std::string> nodes) : open_(false), nodes_(std::move(nodes)) {}
 
 absl::Status Identities::Read(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  if (file) text << file.rdbuf();
-  if (!file) return absl::InvalidArgumentError(absl::StrCat(path, ": cannot be read"));
+  const absl::StatusOr<std::string> text = ReadConfigFile(path);
+  if (!text.ok()) return absl::InvalidArgumentError(text.status().message());
   restricted_ = true;
   try {  // yaml-cpp throws; nothing of it leaves this function.
-    return Reader(path, &by_name_, &by_token_).ReadFile(YAML::Load(text.str()));
+    return Reader(path, &by_name_, &by_token_).ReadFile(YAML::Load(*text));
   } catch (const YAML::Exception& error) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ":", error.mark.line + 1, ": ", error.msg));
@@ -173,6 +187,25 @@ absl::StatusOr<Identities::Identity> Identities::Identify(const Credentials& sho
   return absl::PermissionDeniedError(absl::StrCat("the certificate of \"",
                                                   absl::CEscape(absl::StrJoin(shown.names, ", ")),
                                                   "\" is of no tenant that --tenants has"));
+}
+
+std::set<std::string> Identities::LostBy(const Identities& next) const {
+  std::set<std::string> lost;
+  // Who needed no name before, and needs one now.
+  if ((open_ && !next.open_) || (!restricted_ && next.restricted_)) lost.insert(kDefaultTenant);
+  for (const std::string& name : nodes_) {
+    const absl::StatusOr<Identity> is = next.Identify({{name}, ""});
+    if (!is.ok() || !is->node) lost.insert(kDefaultTenant);
+  }
+  for (const auto& [name, was] : by_name_) {
+    const absl::StatusOr<Identity> is = next.Identify({{name}, ""});
+    if (!is.ok() || is->tenant != was.tenant) lost.insert(was.tenant);
+  }
+  for (const auto& [digest, was] : by_token_) {
+    const auto is = next.by_token_.find(digest);
+    if (is == next.by_token_.end() || is->second.tenant != was.tenant) lost.insert(was.tenant);
+  }
+  return lost;
 }
 
 }  // namespace kvmill

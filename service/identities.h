@@ -2,6 +2,7 @@
 #ifndef KVMILL_SERVICE_IDENTITIES_H_
 #define KVMILL_SERVICE_IDENTITIES_H_
 
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -11,6 +12,10 @@
 #include "absl/strings/string_view.h"
 
 namespace kvmill {
+
+// INVALID_ARGUMENT naming the text: no name of a tenant in the file of --tenants. `all` and `other`
+// are none: metrics say so of tenants together (docs/decisions/0040-what-metrics-show.md).
+absl::Status CheckTenantName(absl::string_view name);
 
 // What a call over TCP shows.
 struct Credentials {
@@ -37,16 +42,25 @@ class Identities {
   // Adds what a file says, which is YAML (docs/security.md):
   //
   //   tenants:
-  //     NAME: {certificates: [NAME, ...], tokens: [sha256:HEX, ...], admin: true|false}
+  //     NAME: {certificates: [NAME, ...], tokens: [sha256:HEX, ...], admin: true|false, quota: ...}
   //
+  // What it says of quotas is read by ReadTenantQuotas (service/tenant_quotas.h). A file that says
+  // nothing else names nobody: only nodes come in.
   // INVALID_ARGUMENT with file and line: an unknown key, a name or token that stands twice, a
-  // digest that is none.
+  // digest that is none; a name that no tenant can have; certificates or tokens of a tenant of the
+  // host (uid-N).
   absl::Status Read(const std::string& path);
 
   // UNAUTHENTICATED: neither a certificate nor a token, or a token that nobody has.
   // PERMISSION_DENIED: a certificate that stands for nobody. Messages never have a token.
   absl::StatusOr<Identity> Identify(const Credentials& shown) const;
 
+  // Tenants of which somebody is no longer known, or known as somebody else, with `next` in place
+  // of these.
+  std::set<std::string> LostBy(const Identities& next) const;
+
+  // A certificate or a token stands for somebody.
+  bool names_somebody() const { return !by_name_.empty() || !by_token_.empty(); }
   bool has_tokens() const { return !by_token_.empty(); }
   const std::vector<std::string>& nodes() const { return nodes_; }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "client/server_address.h"
+#include "service/events_config.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -72,6 +73,13 @@ absl::Status CheckListeners(const Config& config, bool with_ports) {
         {"metrics", config.metrics}}) {
     if (value.empty()) continue;
     KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(value));
+    KVMILL_RETURN_IF_ERROR(CheckListener(option, value, address, with_ports));
+  }
+  for (const auto& [option, value] :
+       {std::pair<const char*, const std::string&>("events", config.events),
+        {"events-replay", config.events_replay}}) {
+    if (value.empty()) continue;
+    KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseEventsAddress(value));
     KVMILL_RETURN_IF_ERROR(CheckListener(option, value, address, with_ports));
   }
   if (config.ucx.empty()) return absl::OkStatus();

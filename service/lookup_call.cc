@@ -74,6 +74,7 @@ absl::StatusOr<bool> LookupCall::Find(const TieredStore::NamespaceInfo& info, co
   }
   namespace_id_ = info.id;
   keys_ = std::make_shared<const std::vector<BlockKey>>(std::move(keys));
+  const RequestScope scope(caller.request);
   cluster->Lookup(info.fingerprint, keys_, result.hit_blocks, elsewhere.hint, deadline,
                   [this](const std::vector<bool>& has) {
                     TieredStore::LookupOptions last;

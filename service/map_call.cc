@@ -92,6 +92,7 @@ absl::StatusOr<bool> MapCall::Find(const Elsewhere& elsewhere,
     return absl::ResourceExhaustedError(
         absl::StrCat(kMapLoadsMax, " Map calls wait for disk or peers: at most that many at once"));
   }
+  const RequestScope scope(caller_.request);
   const auto settled = [this](std::size_t keys) {
     if (keys < keys_.size() && !cancelled_.load(std::memory_order_relaxed)) return true;
     LoadLater();

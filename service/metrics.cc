@@ -2,6 +2,7 @@
 
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -12,9 +13,13 @@
 #include "client/convert.h"
 #include "service/cluster_node.h"
 #include "service/data_plane.h"
+#include "service/event_journal.h"
+#include "service/running_config.h"
 #include "service/transfers.h"
+#include "storage/core/log.h"
 #include "storage/quantization_errors.h"
 #include "storage/store_stats.h"
+#include "storage/tenant_quotas.h"
 
 namespace kvmill {
 namespace {
@@ -36,10 +41,14 @@ struct Source {
   const MembershipSnapshot& members;  // Empty without a cluster, and not stale.
   const ClusterBlocks* cluster;       // Null without one.
   NamespaceNames names;
+  const std::vector<TenantUsage>& tenants;
+  RunningConfig::Stats config{};
+  std::vector<EncryptionKeyUsage> keys{};
   // Zeros without a cluster.
   PeerPull::Stats pulled{};
   ClusterBlocks::CopyStats copies{};
   ClusterTickets::Stats tickets{};
+  EventJournal::Stats events{};
 };
 
 struct Family {
@@ -161,6 +170,24 @@ void AddErrors(const Source& s, MetricFamily* out) {
   if (s.names == NamespaceNames::kLeftOut && !errors.empty()) add("all namespaces", all);
 }
 
+// Of each tenant that is shown, a value; those beyond kTenantsShown, and to who does not see names
+// all, are summed up. Names of tenants have no spaces.
+constexpr std::size_t kTenantsShown = 64;
+template <typename Value>
+void PerTenant(const Source& s, MetricFamily* out, Value value) {
+  const bool shown = s.names == NamespaceNames::kShown;
+  std::uint64_t others = 0;
+  for (std::size_t i = 0; i < s.tenants.size(); ++i) {
+    if (shown && i < kTenantsShown) {
+      Add(out, value(s.tenants[i]), {{"tenant", s.tenants[i].tenant}});
+    } else {
+      others += value(s.tenants[i]);
+    }
+  }
+  if (!shown && !s.tenants.empty()) Add(out, others, {{"tenant", "all tenants"}});
+  if (shown && s.tenants.size() > kTenantsShown) Add(out, others, {{"tenant", "other tenants"}});
+}
+
 // The families of docs/contracts.md, which tests compare. `tier` is one of gpu, host, disk, peer.
 const Family kFamilies[] = {
     {"build_info", MetricType::Gauge, "version device boot_id",
@@ -173,6 +200,26 @@ const Family kFamilies[] = {
      }},
     {"start_time_seconds", MetricType::Gauge, "", "Unix time at which the daemon started.",
      [](const Source& s, MetricFamily* out) { Add(out, s.start_unix_seconds); }},
+    {"config_reloads_total", MetricType::Counter, "result",
+     "Times that the configuration was read again while the daemon ran, by what became of it.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.config.applied, {{"result", "applied"}});
+       Add(out, s.config.refused, {{"result", "refused"}});
+     }},
+    {"config_refused", MetricType::Gauge, "",
+     "1 while what was last read again is refused, and the configuration of before is in force.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.config.last_refused ? 1.0 : 0.0); }},
+    {"config_loaded_time_seconds", MetricType::Gauge, "",
+     "Unix time at which the configuration in force was read.",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, static_cast<double>(s.config.loaded_unix_millis) / 1000.0);
+     }},
+    {"config_pending_options", MetricType::Gauge, "",
+     "Options that file and flags changed, and that only another start takes over.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.config.pending_options); }},
+    {"log_messages_suppressed_total", MetricType::Counter, "",
+     "Lines that the log left out because one place logged too many.",
+     [](const Source&, MetricFamily* out) { Add(out, SuppressedLogLines()); }},
     {"draining", MetricType::Gauge, "", "1 while the daemon drains and refuses stores, else 0.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.context.draining.load(std::memory_order_relaxed) ? 1.0 : 0.0);
@@ -243,6 +290,14 @@ const Family kFamilies[] = {
          Add(out, s.stats.tiers[i].capacity_bytes, {{"tier", tier}});
        });
      }},
+    {"disk_key_bytes", MetricType::Gauge, "key state",
+     "Bytes of the disk tier's files by the id of the key that encrypts them, current or old.",
+     [](const Source& s, MetricFamily* out) {
+       for (const EncryptionKeyUsage& usage : s.keys) {
+         Add(out, usage.bytes,
+             {{"key", usage.key}, {"state", usage.is_current ? "current" : "old"}});
+       }
+     }},
     {"host_huge_page_bytes", MetricType::Gauge, "", "Host memory for blocks that is in huge pages.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.huge_page_bytes); }},
     {"tier_blocks", MetricType::Gauge, "tier", "Blocks (layer groups of blocks), by tier.",
@@ -260,6 +315,45 @@ const Family kFamilies[] = {
                {{"tier", tier}, {"reason", EvictReasonName(static_cast<EvictReason>(r))}});
          }
        });
+     }},
+    {"quota_used_bytes", MetricType::Gauge, "tenant", "Bytes of a tenant's blocks, each once.",
+     [](const Source& s, MetricFamily* out) {
+       PerTenant(s, out, [](const TenantUsage& of) { return of.used_bytes; });
+     }},
+    {"quota_charged_bytes", MetricType::Gauge, "tenant",
+     "What a tenant's hard quota limits: its blocks, those on their way in, and removed ones that "
+     "are still read.",
+     [](const Source& s, MetricFamily* out) {
+       PerTenant(s, out, [](const TenantUsage& of) { return of.charged_bytes; });
+     }},
+    {"quota_tier_bytes", MetricType::Gauge, "tenant tier",
+     "Bytes of a tenant's blocks in a tier; what its soft quota keeps.",
+     [](const Source& s, MetricFamily* out) {
+       ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
+         const std::size_t first = out->metric.size();
+         PerTenant(s, out, [i](const TenantUsage& of) { return of.tier_bytes[i]; });
+         for (std::size_t m = first; m < out->metric.size(); ++m) {
+           out->metric[m].label.push_back({"tier", tier});
+         }
+       });
+     }},
+    {"quota_limit_bytes", MetricType::Gauge, "tenant kind",
+     "Quotas of tenants, by kind: soft, hard. Of tenants that have one and that are shown by name.",
+     [](const Source& s, MetricFamily* out) {
+       if (s.names != NamespaceNames::kShown) return;
+       for (std::size_t i = 0; i < std::min(s.tenants.size(), kTenantsShown); ++i) {
+         const auto add = [&](const char* kind, std::uint64_t bytes) {
+           if (bytes == kNoQuota) return;
+           Add(out, bytes, {{"tenant", s.tenants[i].tenant}, {"kind", kind}});
+         };
+         add("soft", s.tenants[i].quota.soft_bytes);
+         add("hard", s.tenants[i].quota.hard_bytes);
+       }
+     }},
+    {"quota_rejections_total", MetricType::Counter, "tenant",
+     "Blocks that a tenant's hard quota refused.",
+     [](const Source& s, MetricFamily* out) {
+       PerTenant(s, out, [](const TenantUsage& of) { return of.rejections; });
      }},
     {"moved_blocks_total", MetricType::Counter, "from to",
      "Blocks that moved between GPU and host memory, by where from and where to.",
@@ -338,6 +432,9 @@ const Family kFamilies[] = {
      [](const Source& s, MetricFamily* out) { PerTier(s, out, &StoreStats::checksum_failures); }},
     {"unwritten_blocks", MetricType::Gauge, "", "Sealed blocks that wait to be written to disk.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.unwritten_blocks); }},
+    {"disk_write_failures_total", MetricType::Counter, "",
+     "Writes of a block to disk that failed: until one does not, the block is in memory only.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.disk_write_failures); }},
     {"assembling_blocks", MetricType::Gauge, "", "Blocks of which some heads are still missing.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.assembling_blocks); }},
     {"members", MetricType::Gauge, "state", "Nodes of the cluster as this one knows it, by state.",
@@ -439,14 +536,39 @@ const Family kFamilies[] = {
      }},
     {"ticket_pages_bytes_total", MetricType::Counter, "", "Bytes of the pages that were right.",
      [](const Source& s, MetricFamily* out) { Add(out, s.tickets.pulled.bytes); }},
+    {"events_total", MetricType::Counter, "event",
+     "Events of blocks, of all tenants that have or had a reader, by kind.",
+     [](const Source& s, MetricFamily* out) {
+       for (std::size_t i = 0; i < kBlockEventKinds; ++i) {
+         Add(out, s.events.events[i],
+             {{"event", BlockEventName(static_cast<BlockEvent::Kind>(i))}});
+       }
+     }},
+    {"events_dropped_total", MetricType::Counter, "",
+     "Events that readers were too slow for, summed over them; they got a snapshot instead.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.events.dropped); }},
+    {"event_readers", MetricType::Gauge, "",
+     "Who reads events: calls of Watch, and the publisher of --events.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.events.readers); }},
+    {"event_blocks", MetricType::Gauge, "",
+     "Blocks that readers of events were told of, with about 105 bytes of memory each.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.events.blocks); }},
+    {"event_walks_total", MetricType::Counter, "",
+     "Comparisons of the whole store with what was told of it: at the first reader of a tenant, "
+     "and when changes came faster than they were looked at.",
+     [](const Source& s, MetricFamily* out) { Add(out, s.events.walks); }},
     {"metadata_bytes", MetricType::Gauge, "", "Memory of the index and what belongs to it.",
-     [](const Source& s, MetricFamily* out) { Add(out, s.stats.metadata_bytes); }},
+     [](const Source& s, MetricFamily* out) { Add(out, s.stats.metadata_bytes + s.events.bytes); }},
 };
 
 }  // namespace
 
 std::vector<MetricFamily> Metrics::Collect(NamespaceNames names) const {
   const StoreStats stats = context_.store.stats();
+  // Those with a quota first: of the others fewer are of interest.
+  std::vector<TenantUsage> tenants = context_.store.Usage();
+  std::stable_partition(tenants.begin(), tenants.end(),
+                        [](const TenantUsage& of) { return of.quota != TenantQuota(); });
   DataPlane::Stats data;
   if (context_.data_plane != nullptr) data = context_.data_plane->stats();
   const SessionTable::Stats sessions = context_.sessions.stats();
@@ -462,12 +584,16 @@ std::vector<MetricFamily> Metrics::Collect(NamespaceNames names) const {
                 start_unix_seconds_,
                 members == nullptr ? none : *members,
                 cluster == nullptr ? nullptr : &cluster->blocks(),
-                names};
+                names,
+                tenants};
+  if (context_.running_config != nullptr) source.config = context_.running_config->stats();
+  if (key_usage_ != nullptr) source.keys = key_usage_();
   if (source.cluster != nullptr) {
     source.pulled = source.cluster->pull_stats();
     source.copies = source.cluster->copy_stats();
     source.tickets = cluster->tickets().stats();
   }
+  if (events_ != nullptr) source.events = events_->stats();
   std::vector<MetricFamily> families;
   for (const Family& family : kFamilies) {
     MetricFamily out;

@@ -8,22 +8,34 @@
 
 #include <prometheus/metric_family.h>
 
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "service/service_context.h"
+#include "storage/encryption_keys.h"
 
 namespace kvmill {
+
+class EventJournal;
 
 // Namespaces are named after tenants' models. Whoever is not known to be of this host sees one
 // histogram over all of them (docs/decisions/0040-what-metrics-show.md).
 enum class NamespaceNames { kShown, kLeftOut };
 
-// Thread-safe. `context` must outlive it.
+// Thread-safe. What it is given must outlive it.
 class Metrics {
  public:
-  Metrics(const ServiceContext& context, double start_unix_seconds)
-      : context_(context), start_unix_seconds_(start_unix_seconds) {}
+  using KeyUsage = std::function<std::vector<EncryptionKeyUsage>()>;
+
+  // `key_usage`: of the disk tier's files; null where nothing is encrypted.
+  Metrics(const ServiceContext& context, const EventJournal* events, double start_unix_seconds,
+          KeyUsage key_usage)
+      : context_(context),
+        events_(events),
+        start_unix_seconds_(start_unix_seconds),
+        key_usage_(std::move(key_usage)) {}
 
   std::vector<prometheus::MetricFamily> Collect(NamespaceNames names) const;
   // In the text exposition format.
@@ -31,7 +43,9 @@ class Metrics {
 
  private:
   const ServiceContext& context_;
+  const EventJournal* const events_;
   const double start_unix_seconds_;
+  const KeyUsage key_usage_;
 };
 
 struct MetricInfo {

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -24,6 +25,7 @@
 #include "client/convert.h"
 #include "client/door_protocol.h"
 #include "client/server_address.h"
+#include "client/tls/tls_checks.h"
 #include "client/tls/tls_credentials.h"
 #include "client/transport/ucx_transport.h"
 #include "client/units.h"
@@ -34,9 +36,14 @@
 #include "service/data_plane.h"
 #include "service/data_service.h"
 #include "service/device_regions.h"
+#include "service/disk_config.h"
 #include "service/door_memory.h"
 #include "service/engine_service.h"
 #include "service/etcd/etcd_registry.h"
+#include "service/event_journal.h"
+#include "service/event_publisher.h"
+#include "service/events_config.h"
+#include "service/events_service.h"
 #include "service/held_runs.h"
 #include "service/http_server.h"
 #include "service/listeners.h"
@@ -47,11 +54,14 @@
 #include "service/peer_service.h"
 #include "service/service_context.h"
 #include "service/session_table.h"
+#include "service/tenant_quotas.h"
 #include "service/ticker.h"
 #include "service/ticket_service.h"
 #include "service/unix_listener.h"
+#include "storage/block_watcher.h"
 #include "storage/core/clock.h"
 #include "storage/core/log.h"
+#include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
 #include "storage/core/worker_pool.h"
 #include "storage/device/device.h"
@@ -83,6 +93,7 @@ constexpr double kHandOverShare = 0.75;
 constexpr double kWaitForPeersShare = 0.9;
 // For etcd to take this node out; its lease ends anyway.
 constexpr std::chrono::milliseconds kLeaveMax{2000};
+constexpr int kHandshakeMs = 10'000;
 
 absl::StatusOr<std::string> MakeBootId() {
   std::string id(16, '\0');
@@ -92,13 +103,21 @@ absl::StatusOr<std::string> MakeBootId() {
   return id;
 }
 
+void WarnIfNobodyIsNamed(const Config& config, const Identities& identities) {
+  if (!config.tls.enabled() || config.tenants.empty() || identities.names_somebody()) return;
+  LogWarning(absl::StrCat("--tenants ", config.tenants,
+                          ": names no certificate and no token: over TCP only nodes come in"));
+}
+
 void SetCommonArguments(grpc::ServerBuilder& builder) {
   for (const auto& [name, value] : BulkChannelArgs()) builder.AddChannelArgument(name, value);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
   // Clients ping every kKeepaliveMs while a call waits.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kKeepaliveMs / 2);
-  // Whoever connects and then says nothing, or stops, is hung up on: it holds a descriptor.
+  // Whoever connects and then says nothing, or stops, is hung up on: it holds a descriptor. Before
+  // the handshakes of TLS and HTTP/2 are over as well, for which gRPC would give two minutes.
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   // A taken port is an error, not a port shared with a stranger.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -115,20 +134,24 @@ void SetCommonArguments(grpc::ServerBuilder& builder) {
 
 class Node::Impl {
  public:
-  Impl(const Config& config, Leaving& leaving) : config_(config), leaving_(leaving) {}
-  ~Impl() { Drain(); }
+  Impl(const RunningConfig& running, Leaving& leaving)
+      : running_(running), config_(running.config()), leaving_(leaving) {}
+  ~Impl() { Drain().IgnoreError(); }
 
   absl::Status Start();
   std::string ReadyLine() const;
-  void Drain();
+  absl::Status Reload(const Config& config, Identities identities, const TenantQuotas& quotas);
+  absl::Status Drain();
 
  private:
+  void CheckCertificate() const;
   absl::Status OpenDevices();
   absl::Status OpenStore();
   absl::Status StartDataPlane();
   absl::Status StartMainServer();
   absl::Status StartAdminServer();
   absl::Status StartHttp();
+  absl::Status StartPublisher();
   absl::Status StartCluster();
   void StartDoor();
   void StartDraining();
@@ -136,11 +159,16 @@ class Node::Impl {
   bool Ready() const { return !context_->draining.load(std::memory_order_relaxed); }
   void StopStore();
 
-  const Config config_;
+  const RunningConfig& running_;
+  const Config config_;  // Of the start.
   Leaving& leaving_;
   const Clock& clock_ = SystemClock();
   bool started_ = false;
-  bool drained_ = false;
+  absl::Status flushed_;  // At the drain: not OK when blocks are not durable.
+
+  Mutex reload_mu_;
+  bool drained_ ABSL_GUARDED_BY(reload_mu_) = false;
+  absl::Duration drain_timeout_ ABSL_GUARDED_BY(reload_mu_) = config_.drain_timeout;
 
   // In the order of start; stopped in the reverse order by Drain.
   std::unique_ptr<UnixListener> listener_;
@@ -148,8 +176,11 @@ class Node::Impl {
   std::unique_ptr<Device> device_;
   std::unique_ptr<Device> stand_in_;  // For a GPU, where the device is the host: for tests.
   std::unique_ptr<HeldRuns> held_;    // Null without --cluster.
-  std::unique_ptr<QuantizationErrors> errors_;  // Null without --error-sample-interval.
+  std::unique_ptr<EventJournal> journal_;
+  std::unique_ptr<WatcherAndObserver> observer_;  // Those two.
+  std::unique_ptr<QuantizationErrors> errors_;
   std::unique_ptr<TieredStore> store_;
+  RocksDiskStore* encrypted_disk_ = nullptr;  // Of store_; null where nothing is encrypted.
   std::unique_ptr<WorkerPool> encode_pool_;
   std::unique_ptr<WorkerPool> io_pool_;
   std::unique_ptr<DeviceRegions> device_regions_;  // Null without a GPU. Of the sessions' memory.
@@ -161,6 +192,8 @@ class Node::Impl {
   std::shared_ptr<grpc::ServerCredentials> tcp_credentials_;  // Of --listen and --admin.
   std::unique_ptr<Callers> callers_;
   std::unique_ptr<CacheService> cache_;
+  std::unique_ptr<EventsService> events_;
+  std::unique_ptr<EventPublisher> publisher_;  // Null without --events.
   std::unique_ptr<EngineService> engine_;
   std::unique_ptr<DataPlane> data_plane_;  // Null without --ucx.
   std::unique_ptr<DataService> data_;
@@ -189,9 +222,11 @@ absl::Status Node::Impl::Start() {
   door_options.boot_id = boot_id;
   KVMILL_ASSIGN_OR_RETURN(door_, LocalDoor::Create(door_options, clock_));
   KVMILL_ASSIGN_OR_RETURN(Identities identities, MakeIdentities(config_));
+  WarnIfNobodyIsNamed(config_, identities);
   tcp_credentials_ = config_.tls.enabled()
-                         ? ServerCredentialsOf(config_.tls, identities.has_tokens())
+                         ? ServerCredentialsOf(config_.tls, !config_.tenants.empty())
                          : grpc::InsecureServerCredentials();
+  CheckCertificate();
   callers_ = std::make_unique<Callers>(peers_, *door_, geteuid(), std::move(identities));
   KVMILL_RETURN_IF_ERROR(OpenDevices());
   KVMILL_RETURN_IF_ERROR(OpenStore());
@@ -215,14 +250,17 @@ absl::Status Node::Impl::Start() {
       new ServiceContext{*store_, *encode_pool_, *io_pool_, clock_, *callers_, *sessions_});
   context_->boot_id = boot_id;
   context_->boot_id_hex = absl::BytesToHexString(boot_id);
+  context_->has_cluster = config_.cluster != "none";
   context_->device = device_->info().name;
   context_->data_dir = config_.data_dir;
   context_->has_other_tiers = !config_.data_dir.empty() || config_.gpu_bytes > 0;
   context_->reads_gpu_memory = device_regions_ != nullptr;
   context_->errors = errors_.get();
+  context_->running_config = &running_;
   context_->encode_threads = threads;
   context_->start_nanos = clock_.MonotonicNanos();
   cache_ = std::make_unique<CacheService>(*context_);
+  events_ = std::make_unique<EventsService>(*context_, *journal_);
   engine_ = std::make_unique<EngineService>(*context_);
   peer_service_ = std::make_unique<PeerService>(*context_);
   ticket_service_ = std::make_unique<TicketService>(*context_);
@@ -237,6 +275,7 @@ absl::Status Node::Impl::Start() {
   KVMILL_RETURN_IF_ERROR(StartMainServer());
   KVMILL_RETURN_IF_ERROR(StartAdminServer());
   KVMILL_RETURN_IF_ERROR(StartHttp());
+  KVMILL_RETURN_IF_ERROR(StartPublisher());
   StartDoor();
   listener_->Start([this](int fd, uid_t uid) {
     peers_.Connected(fd, uid);
@@ -245,6 +284,15 @@ absl::Status Node::Impl::Start() {
   KVMILL_RETURN_IF_ERROR(StartCluster());
   started_ = true;
   return absl::OkStatus();
+}
+
+// Of a node of a cluster CheckConfig looked at it. Clients of another daemon may have authorities
+// of their own.
+void Node::Impl::CheckCertificate() const {
+  if (!config_.tls.enabled()) return;
+  if (const absl::Status known = CheckTlsAuthority(config_.tls); !known.ok()) {
+    LogWarning(absl::StrCat(known.message(), ": clients need its authority in their tls-ca"));
+  }
 }
 
 absl::Status Node::Impl::OpenDevices() {
@@ -282,7 +330,13 @@ absl::Status Node::Impl::OpenStore() {
     RocksDiskStoreOptions options;
     options.directory = config_.data_dir;
     options.capacity_bytes = config_.disk_bytes;
-    KVMILL_ASSIGN_OR_RETURN(disk, RocksDiskStore::Open(options));
+    KVMILL_ASSIGN_OR_RETURN(options.keys, DiskKeysOf(config_));
+    if (options.keys == nullptr) {
+      LogInfo("no --disk-key-file: what is on the disk is not encrypted");
+    }
+    KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<RocksDiskStore> opened, RocksDiskStore::Open(options));
+    if (options.keys != nullptr) encrypted_disk_ = opened.get();
+    disk = std::move(opened);
   }
   TieredStore::Options options;
   options.host_bytes = config_.host_bytes;
@@ -307,18 +361,21 @@ absl::Status Node::Impl::OpenStore() {
   options.eviction_policy = config_.eviction_policy;
   if (config_.cluster != "none") {
     held_ = std::make_unique<HeldRuns>(HeldRuns::Options{.tenant = kDefaultTenant});
-    options.observer = held_.get();
   }
-  if (config_.error_sample_interval > 0) {
-    errors_ = std::make_unique<QuantizationErrors>(
-        QuantizationErrors::Options{.sample_interval = config_.error_sample_interval,
-                                    .namespaces_max = config_.metrics_namespaces});
-    options.errors = errors_.get();
-  }
+  errors_ = std::make_unique<QuantizationErrors>(
+      QuantizationErrors::Options{.sample_interval = config_.error_sample_interval,
+                                  .namespaces_max = config_.metrics_namespaces});
+  options.errors = errors_.get();
+  journal_ = std::make_unique<EventJournal>(EventJournal::Options{});
+  observer_ = std::make_unique<WatcherAndObserver>(*journal_, held_.get());
+  options.observer = observer_.get();
   options.prefault_progress = [](std::uint64_t done, std::uint64_t total) {
     LogInfo(absl::StrCat("host memory: ", done >> 20, " of ", total >> 20, " MiB touched"));
   };
+  KVMILL_ASSIGN_OR_RETURN(const TenantQuotas quotas, ReadTenantQuotas(config_.tenants));
   KVMILL_ASSIGN_OR_RETURN(store_, TieredStore::Create(options, clock_, std::move(disk)));
+  KVMILL_RETURN_IF_ERROR(store_->SetQuotas(quotas));
+  journal_->Start(*store_);
   return absl::OkStatus();
 }
 
@@ -361,6 +418,7 @@ absl::Status Node::Impl::StartMainServer() {
   grpc::ServerBuilder builder;
   SetCommonArguments(builder);
   builder.RegisterService(cache_.get());
+  builder.RegisterService(events_.get());
   builder.RegisterService(engine_.get());
   builder.RegisterService(data_.get());
   builder.RegisterService(peer_service_.get());
@@ -406,8 +464,10 @@ absl::Status Node::Impl::StartAdminServer() {
 absl::Status Node::Impl::StartHttp() {
   if (config_.metrics.empty()) return absl::OkStatus();
   KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(config_.metrics));
-  metrics_ =
-      std::make_unique<Metrics>(*context_, static_cast<double>(clock_.UnixMillis()) / 1000.0);
+  metrics_ = std::make_unique<Metrics>(
+      *context_, journal_.get(), static_cast<double>(clock_.UnixMillis()) / 1000.0,
+      encrypted_disk_ == nullptr ? Metrics::KeyUsage()
+                                 : [this] { return encrypted_disk_->key_usage(); });
   KVMILL_ASSIGN_OR_RETURN(
       http_,
       HttpServer::Start(address, {[this](bool is_local) {
@@ -415,6 +475,13 @@ absl::Status Node::Impl::StartHttp() {
                                                                         : NamespaceNames::kLeftOut);
                                   },
                                   [this] { return Ready(); }}));
+  return absl::OkStatus();
+}
+
+absl::Status Node::Impl::StartPublisher() {
+  if (config_.events.empty()) return absl::OkStatus();
+  KVMILL_ASSIGN_OR_RETURN(const EventPublisher::Options options, MakePublisherOptions(config_));
+  KVMILL_ASSIGN_OR_RETURN(publisher_, EventPublisher::Start(options, *journal_, *store_, clock_));
   return absl::OkStatus();
 }
 
@@ -487,12 +554,41 @@ std::string Node::Impl::ReadyLine() const {
       {"listen", text_or_null(listen_address_)},
       {"admin", text_or_null(admin_address_)},
       {"tls", config_.tls.enabled()},
+      {"events", text_or_null(publisher_ == nullptr ? "" : publisher_->address())},
+      {"events_replay", text_or_null(publisher_ == nullptr ? "" : publisher_->replay_address())},
       {"metrics", text_or_null(http_ == nullptr ? "" : http_->address().ToString())},
       {"ucx", text_or_null(data_plane_ == nullptr ? "" : data_plane_->addresses().front())},
       {"data_dir", text_or_null(config_.data_dir)},
   };
   // Paths may be any bytes; JSON is UTF-8.
   return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+absl::Status Node::Impl::Reload(const Config& config, Identities identities,
+                                const TenantQuotas& quotas) {
+  MutexLock lock(reload_mu_);
+  if (drained_) return absl::CancelledError("the daemon drains");
+  KVMILL_RETURN_IF_ERROR(store_->SetQuotas(quotas));
+  WarnIfNobodyIsNamed(config, identities);
+  if (config_.tls.enabled() && config_.tenants.empty() && identities.has_tokens()) {
+    LogWarning(absl::StrCat("--tenants ", config.tenants,
+                            " has tokens: without a certificate they "
+                            "let nobody in before another start, this one had no --tenants"));
+  }
+  const std::set<std::string> revoked = callers_->identities()->LostBy(identities);
+  callers_->SetIdentities(std::move(identities));
+  // Their calls do not say each time who they are.
+  if (data_plane_ != nullptr && !revoked.empty()) data_plane_->Revoke(revoked);
+  if (!revoked.empty()) journal_->Revoke(revoked);
+  errors_->SetOptions({.sample_interval = config.error_sample_interval,
+                       .namespaces_max = config.metrics_namespaces});
+  sessions_->SetResumeGrace(absl::ToInt64Nanoseconds(config.session_grace));
+  drain_timeout_ = config.drain_timeout;
+  if (cluster_ != nullptr) {
+    cluster_->blocks().SetPeerNanos(absl::ToInt64Nanoseconds(config.peer_timeout));
+    cluster_->blocks().SetReplicationRate(config.replication_rate);
+  }
+  return absl::OkStatus();
 }
 
 void Node::Impl::StartDraining() {
@@ -527,10 +623,14 @@ void Node::Impl::HandOver(std::chrono::system_clock::time_point deadline) {
   }
 }
 
-void Node::Impl::Drain() {
-  if (std::exchange(drained_, true)) return;
-  const auto deadline =
-      std::chrono::system_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
+absl::Status Node::Impl::Drain() {
+  absl::Duration timeout;
+  {
+    MutexLock lock(reload_mu_);  // What reads the configuration again does not touch what ends.
+    if (std::exchange(drained_, true)) return flushed_;
+    timeout = drain_timeout_;
+  }
+  const auto deadline = std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout);
   if (context_ != nullptr) StartDraining();
   if (cluster_ != nullptr) {
     HandOver(deadline);
@@ -540,6 +640,8 @@ void Node::Impl::Drain() {
   }
   if (listener_ != nullptr) listener_->Stop();
   // Their streams would keep the servers waiting, their leases the store.
+  if (journal_ != nullptr) journal_->Stop(absl::UnavailableError("the daemon stops"));
+  publisher_.reset();
   if (sessions_ != nullptr) sessions_->Stop(absl::UnavailableError("the daemon stops"));
   // Calls in flight finish, or are cancelled at the deadline. No call, no task: then the pools.
   for (grpc::Server* server : {main_server_.get(), admin_server_.get()}) {
@@ -571,6 +673,7 @@ void Node::Impl::Drain() {
   StopStore();
   door_.reset();
   listener_.reset();
+  return flushed_;
 }
 
 void Node::Impl::StopStore() {
@@ -582,7 +685,8 @@ void Node::Impl::StopStore() {
     } else if (flushed.ok()) {
       LogInfo(absl::StrCat("drained: ", *flushed, " blocks made durable"));
     } else {
-      LogError(absl::StrCat("drain: not every block is durable: ", flushed.status().ToString()));
+      flushed_ = flushed.status();
+      LogError(absl::StrCat("drain: not every block is durable: ", flushed_.ToString()));
     }
   }
   if (context_ != nullptr) {
@@ -592,7 +696,9 @@ void Node::Impl::StopStore() {
         // gRPC would read freed pages: the store stays until the process ends. It is flushed.
         LogWarning("drain: a reader still holds pages; the store is left to the process exit");
         static_cast<void>(store_.release());
-        static_cast<void>(held_.release());  // Whom the store tells.
+        static_cast<void>(observer_.release());  // Whom the store tells.
+        static_cast<void>(journal_.release());
+        static_cast<void>(held_.release());
         static_cast<void>(errors_.release());
         static_cast<void>(device_.release());
         static_cast<void>(stand_in_.release());
@@ -604,8 +710,8 @@ void Node::Impl::StopStore() {
   store_.reset();
 }
 
-absl::StatusOr<std::unique_ptr<Node>> Node::Start(const Config& config, Leaving& leaving) {
-  auto impl = std::make_unique<Impl>(config, leaving);
+absl::StatusOr<std::unique_ptr<Node>> Node::Start(const RunningConfig& running, Leaving& leaving) {
+  auto impl = std::make_unique<Impl>(running, leaving);
   KVMILL_RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<Node>(new Node(std::move(impl)));
 }
@@ -613,6 +719,9 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Start(const Config& config, Leaving&
 Node::Node(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Node::~Node() = default;
 std::string Node::ReadyLine() const { return impl_->ReadyLine(); }
-void Node::Drain() { impl_->Drain(); }
+absl::Status Node::Reload(const Config& config, Identities identities, const TenantQuotas& quotas) {
+  return impl_->Reload(config, std::move(identities), quotas);
+}
+absl::Status Node::Drain() { return impl_->Drain(); }
 
 }  // namespace kvmill

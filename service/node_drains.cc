@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/channel_args.h"
+#include "client/request_metadata.h"
 #include "client/server_address.h"
 #include "client/tls/tls_credentials.h"
 #include "kvmill/v1/admin.grpc.pb.h"
@@ -190,6 +191,7 @@ absl::Status NodeDrains::PassOn(grpc::ServerContext& call, const Member& member,
   const std::unique_ptr<v1::Admin::Stub> admin = AdminOf(member, tls_);
   // With the caller's deadline, and cancelled with its call.
   const std::unique_ptr<grpc::ClientContext> context = grpc::ClientContext::FromServerContext(call);
+  AddRequest(CurrentRequest(), context.get());
   v1::DrainNodeRequest request;
   request.set_node(member.id);
   request.set_incarnation(member.incarnation);

@@ -279,7 +279,7 @@ void PeerPull::StartBatch(Peers::CallId call, Op* op, const LinkPtr& link, std::
   op->next += count;
   const auto begin = op->wanted.begin() + static_cast<std::ptrdiff_t>(first);
   auto batch = std::make_shared<PullBatch>(
-      store_, sealers_, op->namespace_id, op->ns,
+      store_, sealers_, op->namespace_id, op->ns, absl::BytesToHexString(op->member.incarnation),
       std::vector<PullBatch::Wanted>(begin, begin + static_cast<std::ptrdiff_t>(count)));
   op->batches.push_back(batch);
   ++link->batches;
@@ -313,6 +313,7 @@ void PeerPull::BatchEnded(Peers::CallId call, const LinkPtr& link, std::size_t f
                           const std::shared_ptr<PullBatch>& batch, PullBatch::Result result) {
   counters_.blocks_in_flight.store(in_flight_.blocks, std::memory_order_relaxed);
   counters_.bytes_in_flight.store(in_flight_.bytes, std::memory_order_relaxed);
+  counters_.blocks.fetch_add(result.sealed_blocks, std::memory_order_relaxed);
   counters_.bytes.fetch_add(result.bytes, std::memory_order_relaxed);
   const auto found = ops_.find(call);
   absl::Status known = link->client == nullptr ? absl::OkStatus() : CheckIncarnation(*link);
@@ -327,7 +328,6 @@ void PeerPull::BatchEnded(Peers::CallId call, const LinkPtr& link, std::size_t f
       std::size_t damaged = 0;
       for (std::size_t i = 0; i < batch->size(); ++i) {
         const absl::Status& status = op.statuses[first + i] = std::move((*result.blocks)[i]);
-        if (status.ok()) counters_.blocks.fetch_add(1, std::memory_order_relaxed);
         if (absl::IsNotFound(status)) {
           counters_.missing_blocks.fetch_add(1, std::memory_order_relaxed);
         }

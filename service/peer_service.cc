@@ -1,18 +1,22 @@
 #include "service/peer_service.h"
 
 #include <chrono>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/convert.h"
 #include "service/answer.h"
+#include "service/certificate_names.h"
 #include "service/cluster_tickets.h"
 #include "service/peer_answers.h"
 #include "service/peer_codec.h"
 #include "service/read_ticket_call.h"
 #include "service/status_grpc.h"
+#include "storage/core/log.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -22,6 +26,23 @@ constexpr std::chrono::seconds kReadTicketMax{60};
 
 }  // namespace
 
+// A certificate that is good, of somebody who is no node: an operator wants to know of it when that
+// is one, whose certificate has other names than this node's.
+absl::Status PeerService::RefuseStranger(const grpc::ServerContextBase& call,
+                                         const std::string& nodes) const {
+  // It goes to logs: whoever is signed for may have written it.
+  const std::string shown = absl::CEscape(absl::StrJoin(CertificateNames(call), ", "));
+  if (refusals_logged_.Allows(shown, context_.clock.MonotonicNanos())) {
+    LogWarning(absl::StrCat("cluster: somebody at ", HostOfPeer(call.peer()),
+                            " asks as a node does, and is refused: the certificate of \"", shown,
+                            "\" is not among the nodes', which are \"", nodes,
+                            "\"; if it is one, name it in --tls-peers"));
+  }
+  return absl::PermissionDeniedError(
+      absl::StrCat("this is for nodes of the cluster, which show a certificate of \"", nodes,
+                   "\" (--tls-peers), not of \"", shown, "\""));
+}
+
 template <typename Request>
 absl::StatusOr<PeerAnswers*> PeerService::Admit(grpc::CallbackServerContext& call,
                                                 const Request& request) const {
@@ -30,13 +51,11 @@ absl::StatusOr<PeerAnswers*> PeerService::Admit(grpc::CallbackServerContext& cal
     return absl::PermissionDeniedError("this is for nodes of the cluster, which come by --listen");
   }
   if (!caller.node) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        "this is for nodes of the cluster, which show a certificate of \"",
-        absl::StrJoin(context_.callers.identities().nodes(), "\", \""), "\" (--tls-peers)"));
+    return RefuseStranger(call, absl::StrJoin(context_.callers.identities()->nodes(), "\", \""));
   }
   KVMILL_RETURN_IF_ERROR(CheckMeantFor(request.incarnation(), context_.boot_id));
   PeerAnswers* const answers = context_.peer_answers.load(std::memory_order_acquire);
-  if (answers == nullptr) return absl::FailedPreconditionError("this daemon is in no cluster");
+  if (answers == nullptr) return context_.NoCluster();
   return answers;
 }
 
@@ -140,7 +159,7 @@ grpc::ServerUnaryReactor* PeerService::Compare(grpc::CallbackServerContext* call
 
 absl::StatusOr<ClusterTickets*> PeerService::Tickets() const {
   ClusterTickets* const tickets = context_.tickets.load(std::memory_order_acquire);
-  if (tickets == nullptr) return absl::FailedPreconditionError("this daemon is in no cluster");
+  if (tickets == nullptr) return context_.NoCluster();
   return tickets;
 }
 

@@ -2,7 +2,10 @@
 #ifndef KVMILL_SERVICE_PEER_SERVICE_H_
 #define KVMILL_SERVICE_PEER_SERVICE_H_
 
+#include <string>
+
 #include "kvmill/v1/peer.grpc.pb.h"
+#include "service/log_limit.h"
 #include "service/service_context.h"
 
 namespace kvmill {
@@ -46,6 +49,7 @@ class PeerService final : public v1::Peer::CallbackService {
   template <typename Request>
   absl::StatusOr<PeerAnswers*> Admit(grpc::CallbackServerContext& call,
                                      const Request& request) const;
+  absl::Status RefuseStranger(const grpc::ServerContextBase& call, const std::string& nodes) const;
   // Calls `handle(answers, reactor)`. It returns OK when it sees to it that the reactor is
   // finished; its error is the answer.
   template <typename Request, typename Handle>
@@ -56,6 +60,7 @@ class PeerService final : public v1::Peer::CallbackService {
   absl::StatusOr<ClusterTickets*> Tickets() const;
 
   const ServiceContext& context_;
+  mutable LogLimit refusals_logged_;  // By the names that were shown.
 };
 
 }  // namespace kvmill

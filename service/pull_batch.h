@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "client/client.h"
@@ -25,15 +26,19 @@ class PullBatch final : public FetchSink, public std::enable_shared_from_this<Pu
     BlockKey key;
     BlockOrigin origin;
   };
-  // One status a block, or an error of all; and the bytes of the pages that were sealed here.
+  // One status a block, or an error of all; and what was sealed here, in either case.
   struct Result {
     absl::StatusOr<std::vector<absl::Status>> blocks = std::vector<absl::Status>();
-    std::uint64_t bytes = 0;
+    std::uint64_t sealed_blocks = 0;  // In one group at least.
+    std::uint64_t bytes = 0;          // Of pages.
   };
 
-  // `ns` is the namespace `namespace_id` of the store. Store and workers outlive the batch.
+  // `ns` is the namespace `namespace_id` of the store. Blocks are taken from the process with this
+  // boot id alone: what another one has under the same keys may be anything. Store and workers
+  // outlive the batch.
   PullBatch(TieredStore& store, WorkerPool& workers, NamespaceId namespace_id,
-            std::shared_ptr<const ClientNamespace> ns, std::vector<Wanted> wanted);
+            std::shared_ptr<const ClientNamespace> ns, std::string boot_id_hex,
+            std::vector<Wanted> wanted);
 
   // Fetches. `ended` is called once, on any thread, maybe within this call: when nothing writes to
   // the store's memory any more and every block that came has its fate.
@@ -58,6 +63,7 @@ class PullBatch final : public FetchSink, public std::enable_shared_from_this<Pu
     absl::Status status;            // Of its seal.
   };
 
+  absl::Status CheckPeer() const;
   void Seal(std::size_t index);
   void Fetched(absl::StatusOr<FetchResult> result);
   void Drop();
@@ -66,11 +72,13 @@ class PullBatch final : public FetchSink, public std::enable_shared_from_this<Pu
   WorkerPool& workers_;
   const NamespaceId namespace_id_;
   const std::shared_ptr<const ClientNamespace> ns_;  // Of the pull, and its other batches.
+  const std::string boot_id_hex_;
+  Client* client_ = nullptr;  // Is there as long as the fetch.
   const std::vector<Wanted> wanted_;
   std::vector<BlockKey> keys_;  // Of wanted_: the client borrows them.
   std::vector<Block> blocks_;  // Each of the sink, then of the task that seals it, then of the end.
   std::atomic<bool> stopped_{false};
-  std::atomic<std::uint64_t> bytes_{0};
+  std::atomic<std::uint64_t> sealed_blocks_{0}, bytes_{0};
   absl::StatusOr<FetchResult> fetched_ = absl::UnknownError("");
   std::function<void(Result)> ended_;
   std::atomic<std::size_t> open_{1};  // The fetch, and blocks that are being sealed.

@@ -46,6 +46,7 @@ bool ServiceContext::Learn(const absl::Status& unknown, const Caller& caller,
   } else {
     question.fingerprint = *FingerprintFromBytes(ref.fingerprint());  // Resolve read it.
   }
+  const RequestScope scope(caller.request);
   blocks->Learn(question, elsewhere.hint, deadline,
                 [name = question.name,
                  done = std::move(done)](absl::StatusOr<TieredStore::NamespaceInfo> space) {
@@ -53,6 +54,13 @@ bool ServiceContext::Learn(const absl::Status& unknown, const Caller& caller,
                   done(std::move(space));
                 });
   return true;
+}
+
+absl::Status ServiceContext::NoCluster() const {
+  if (has_cluster) {
+    return absl::UnavailableError("this daemon is not in its cluster yet, or not any more: retry");
+  }
+  return absl::FailedPreconditionError("this daemon is in no cluster");
 }
 
 absl::Status ServiceContext::CheckAcceptsStores() const {

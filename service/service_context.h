@@ -27,6 +27,7 @@ class ClusterTickets;
 class DataPlane;
 class PeerAnswers;
 class QuantizationErrors;
+class RunningConfig;
 
 // Limits that the outside meets; refusals name the value and the limit.
 inline constexpr std::uint64_t kMessageBytesMax = std::uint64_t{4} << 20;
@@ -68,13 +69,15 @@ struct ServiceContext {
   std::uint32_t encode_threads = 0;
   std::int64_t start_nanos = 0;           // Of `clock`.
   const DataPlane* data_plane = nullptr;  // Null: none.
+  bool has_cluster = false;               // By configuration.
   // Set once calls may be running already. Null: there is none (yet).
   std::atomic<ClusterNode*> cluster{nullptr};
   std::atomic<PeerAnswers*> peer_answers{nullptr};  // Of the cluster.
   std::atomic<ClusterTickets*> tickets{nullptr};    // Of the cluster.
   ServiceCounters counters{};
   std::atomic<bool> draining{false};
-  const QuantizationErrors* errors = nullptr;  // Of samples of stored tiles; null: none.
+  const QuantizationErrors* errors = nullptr;     // Of samples of stored tiles; null: none.
+  const RunningConfig* running_config = nullptr;  // Null in tests without a daemon.
 
   // A namespace of the caller's tenant. NOT_FOUND for an unknown one, INVALID_ARGUMENT for a
   // malformed reference.
@@ -91,6 +94,9 @@ struct ServiceContext {
   bool Learn(const absl::Status& unknown, const Caller& caller, const v1::NamespaceRef& ref,
              const Elsewhere& elsewhere, std::chrono::system_clock::time_point deadline,
              NamespaceDone done) const;
+  // What is answered as long as those of the cluster are null: UNAVAILABLE where they will come,
+  // else FAILED_PRECONDITION.
+  absl::Status NoCluster() const;
   // UNAVAILABLE while draining.
   absl::Status CheckAcceptsStores() const;
 };

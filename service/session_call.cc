@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/engine_service.h"
+#include "service/request.h"
 #include "service/status_grpc.h"
+#include "storage/core/log.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -26,7 +30,10 @@ SessionCall* SessionCall::Start(ServiceContext& context, const absl::StatusOr<Ca
 
 void SessionCall::OnReadDone(bool ok) {
   if (!ok) {  // Half-closed without `close`, or broken: the session may be resumed.
-    if (!id_.empty()) context_.sessions.Detach(id_, this);
+    if (!id_.empty()) {
+      LogSession("ends");
+      context_.sessions.Detach(id_, this);
+    }
     MutexLock lock(mu_);
     Finish(absl::OkStatus());
     return;
@@ -50,12 +57,14 @@ absl::Status SessionCall::Handle() {
     const SessionTable::Options& options = context_.sessions.options();
     FillHello(context_, opened.mutable_hello());
     opened.set_heartbeat_ms(static_cast<std::uint32_t>(options.silence_nanos_max / 3'000'000));
-    opened.set_resume_grace_ms(static_cast<std::uint32_t>(options.resume_grace_nanos / 1'000'000));
+    opened.set_resume_grace_ms(
+        static_cast<std::uint32_t>(context_.sessions.resume_grace_nanos() / 1'000'000));
     opened.set_lease_ms_max(static_cast<std::uint32_t>(options.lease_nanos_max / 1'000'000));
     KVMILL_ASSIGN_OR_RETURN(
         id_,
         context_.sessions.Open(caller_, request_.open().resume_session_id(), shared_from_this()));
     opened.set_session_id(id_);
+    LogSession("begins");
     MutexLock lock(mu_);
     opened_ = std::move(opened);
     if (context_.draining.load(std::memory_order_relaxed)) drain_ = true;
@@ -74,6 +83,14 @@ absl::Status SessionCall::Handle() {
   MutexLock lock(mu_);
   heartbeat_ = request_.heartbeat().sequence();
   return absl::OkStatus();
+}
+
+void SessionCall::LogSession(const char* does) const {
+  // Not the whole id: whoever has it may go on with the session.
+  std::vector<LogField> fields = FieldsOf(caller_.request.get());
+  fields.push_back({"session", absl::BytesToHexString(id_.substr(0, 4))});
+  fields.push_back({"tenant", caller_.tenant});
+  LogDebug(absl::StrCat("a stream of a session ", does), fields);
 }
 
 absl::Status SessionCall::HandleCancel() {
@@ -125,7 +142,10 @@ void SessionCall::OnCancel() {
 }
 
 void SessionCall::OnDone() {
-  if (!id_.empty()) context_.sessions.Detach(id_, this);
+  if (!id_.empty()) {
+    LogSession("ends");
+    context_.sessions.Detach(id_, this);
+  }
   self_.reset();  // Last statement: may destroy this.
 }
 

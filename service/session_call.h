@@ -52,6 +52,8 @@ class SessionCall final : public grpc::ServerBidiReactor<v1::SessionRequest, v1:
 
   absl::Status Handle();
   absl::Status HandleCancel();
+  // Of debugging.
+  void LogSession(const char* does) const;
   // Of HandleCancel; from any thread.
   void Cancelled(std::uint64_t number, std::uint64_t stores);
   void Finish(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

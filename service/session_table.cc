@@ -393,7 +393,7 @@ void SessionTable::Advance() {
         s.listener = nullptr;
         s.detached_nanos = now_nanos;
       }
-      if (s.listener == nullptr && now_nanos - s.detached_nanos >= options_.resume_grace_nanos) {
+      if (s.listener == nullptr && now_nanos - s.detached_nanos >= resume_grace_nanos()) {
         End(session, absl::OkStatus(), &after);
       }
     }

@@ -18,6 +18,7 @@
 #ifndef KVMILL_SERVICE_SESSION_TABLE_H_
 #define KVMILL_SERVICE_SESSION_TABLE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -80,11 +81,19 @@ class SessionTable {
     std::int64_t silence_nanos_max = 15'000'000'000;
   };
 
-  SessionTable(const Options& options, const Clock& clock) : options_(options), clock_(clock) {}
+  SessionTable(const Options& options, const Clock& clock)
+      : options_(options), clock_(clock), resume_grace_nanos_(options.resume_grace_nanos) {}
   // Every session ends.
   ~SessionTable();
 
   const Options& options() const { return options_; }
+  // Options::resume_grace_nanos, from now on: of the sessions there are, too.
+  void SetResumeGrace(std::int64_t nanos) {
+    resume_grace_nanos_.store(nanos, std::memory_order_relaxed);
+  }
+  std::int64_t resume_grace_nanos() const {
+    return resume_grace_nanos_.load(std::memory_order_relaxed);
+  }
 
   // Who else keeps something for sessions is told when one has ended, on any thread. Before the
   // first session.
@@ -240,6 +249,7 @@ class SessionTable {
 
   const Options options_;
   const Clock& clock_;
+  std::atomic<std::int64_t> resume_grace_nanos_;  // A stale value is the one of before.
   PageReaders page_readers_;
   std::function<void(const std::string&)> ended_;  // May be null.
 

@@ -22,7 +22,7 @@ absl::StatusOr<Caller> TicketService::Admit(grpc::CallbackServerContext& call) c
         absl::StrCat("tickets are for the daemon's own tenant, not for \"", caller.tenant, "\""));
   }
   if (context_.tickets.load(std::memory_order_acquire) == nullptr) {
-    return absl::FailedPreconditionError("this daemon is in no cluster: it has no tickets");
+    return context_.NoCluster();
   }
   return caller;
 }
@@ -135,9 +135,14 @@ absl::StatusOr<TicketBearer> TicketService::TicketOf(grpc::CallbackServerContext
                           context_.Resolve(caller, request.namespace_()));
   KVMILL_ASSIGN_OR_RETURN(TicketBearer ticket, ParseTicket(request.ticket()));
   if (ticket.fingerprint != info.fingerprint) {
-    return absl::FailedPreconditionError(absl::StrCat("the ticket is of namespace ",
-                                                      ToHex(ticket.fingerprint), ", not of ",
-                                                      ToHex(info.fingerprint)));
+    // Its name, if this daemon knows it.
+    const auto other = context_.store.FindNamespace(kDefaultTenant, ticket.fingerprint);
+    return absl::FailedPreconditionError(
+        absl::StrCat("the ticket is of namespace ",
+                     other.ok() && !other->name.empty()
+                         ? absl::StrCat("\"", other->name, "\" (", ToHex(ticket.fingerprint), ")")
+                         : ToHex(ticket.fingerprint),
+                     ", not of \"", info.name, "\" (", ToHex(info.fingerprint), ")"));
   }
   return ticket;
 }

@@ -47,7 +47,10 @@ absl::Status MakeDirectory(const std::string& socket_path) {
   std::filesystem::create_directories(directory.parent_path(), error);
   // mkdir applies the umask; the chmod does not.
   if (mkdir(directory.c_str(), 0750) != 0 && errno != EEXIST) {
-    return SystemError("mkdir", directory.string(), errno);
+    const absl::Status status = SystemError("mkdir", directory.string(), errno);
+    return absl::Status(status.code(), absl::StrCat(status.message(),
+                                                    "; give --socket PATH, in a folder where "
+                                                    "this user may make one"));
   }
   if (chmod(directory.c_str(), 0750) != 0) return SystemError("chmod", directory.string(), errno);
   return absl::OkStatus();

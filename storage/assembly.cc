@@ -70,6 +70,13 @@ PageIdentity BlockWriter::Assembly::IdentityOf(std::uint32_t layer) const {
 absl::Status BlockWriter::Assembly::Prepare() {
   const SlotKind kind = raw_ ? SlotKind::kRaw : SlotKind::kTile;
   const std::size_t page_bytes = UniformPageBytes(format_, origin_.token_count, kind, head_count_);
+  TenantCharge charge;
+  KVMILL_RETURN_IF_ERROR(
+      host_.Charge(space_.tenant_id, std::uint64_t{page_bytes} * layer_count_, &charge));
+  {
+    MutexLock lock(mu_);
+    charge_ = std::move(charge);
+  }
   KVMILL_RETURN_IF_ERROR(host_.AcquirePages(space_.tenant_id, page_bytes, layer_count_, &slots_));
   const std::vector<SlotKind> kinds(head_count_, kind);
   for (std::uint32_t layer = 0; layer < layer_count_; ++layer) {
@@ -246,8 +253,8 @@ void BlockWriter::Assembly::SampleErrors(QuantizationErrors& errors, std::uint32
                                          absl::Span<const std::uint32_t> tile_heads,
                                          absl::Span<const EncodeResult> outcomes,
                                          HeadSource& source) {
-  for (std::size_t t = errors.FirstSample(tile_heads.size()); t < tile_heads.size();
-       t += errors.sample_interval()) {
+  const QuantizationErrors::Samples samples = errors.SamplesOf(tile_heads.size());
+  for (std::size_t t = samples.first; t < tile_heads.size(); t += samples.interval) {
     if (outcomes[t] != EncodeResult::kTile) continue;  // Raw: nothing is lost.
     const std::int64_t start_nanos = host_.clock().MonotonicNanos();
     const std::uint32_t i = tile_heads[t];
@@ -354,8 +361,16 @@ absl::Status BlockWriter::Assembly::RebuildPage(std::uint32_t layer, const RawHe
   std::vector<SlotKind> kinds(head_count_, SlotKind::kTile);
   for (const auto& [head, bytes] : raw_heads) kinds[head] = SlotKind::kRaw;
   const std::size_t page_bytes = PageBytes(format_, origin_.token_count, kinds);
+  // Raw heads are longer than the tiles that were expected.
+  KVMILL_CHECK(page_bytes > pages_[layer].size());
+  TenantCharge more;
+  KVMILL_RETURN_IF_ERROR(host_.Charge(space_.tenant_id, page_bytes - pages_[layer].size(), &more));
   std::vector<SlotRef> slot;
   KVMILL_RETURN_IF_ERROR(host_.AcquirePages(space_.tenant_id, page_bytes, 1, &slot));
+  {
+    MutexLock lock(mu_);
+    charge_.Join(std::move(more));
+  }
   const absl::Span<std::byte> page = host_.pool().Bytes(slot[0]).first(page_bytes);
   InitPage(IdentityOf(layer), kinds, page);
   for (std::uint32_t head = 0; head < head_count_; ++head) {
@@ -393,7 +408,12 @@ absl::Status BlockWriter::Assembly::Seal(WriteResult* result) {
   result->block_raw_heads = block.raw_heads;
   block.slots = std::exchange(slots_, {});
   const absl::Status committed = host_.Commit(*this, &block);
-  if (!committed.ok()) slots_ = std::move(block.slots);
+  if (!committed.ok()) {
+    slots_ = std::move(block.slots);
+    return committed;
+  }
+  MutexLock lock(mu_);
+  charge_.BecomesBlock();
   return committed;
 }
 

@@ -20,6 +20,7 @@
 #include "storage/core/page_layout.h"
 #include "storage/namespace_table.h"
 #include "storage/page_pool.h"
+#include "storage/tenant_accounts.h"
 
 namespace kvmill {
 
@@ -46,12 +47,15 @@ class AssemblyHost {
   // Pages for a layer with raw heads where tiles were expected; evicts and waits like BeginStore.
   virtual absl::Status AcquirePages(TenantId tenant, std::size_t page_bytes, std::size_t count,
                                     std::vector<SlotRef>* slots) = 0;
+  // Bytes of such pages under the tenant's hard quota: before they are acquired.
+  // RESOURCE_EXHAUSTED.
+  virtual absl::Status Charge(TenantId tenant, std::uint64_t bytes, TenantCharge* charge) = 0;
   // Every head of the layer is written, and its page final. Called once a layer, by the writer of
   // its last head; all calls have returned before Commit.
   virtual void LayerFinished(const BlockWriter::Assembly& assembly, std::uint32_t layer) = 0;
-  // Takes over the pages and makes the block visible, unless it fails: then they stay the
-  // assembly's, whoever reads them. ALREADY_EXISTS when a copy of it was sealed first. Called once,
-  // by the writer that covered the last head.
+  // Takes over the pages, and what is charged for them, and makes the block visible, unless it
+  // fails: then they stay the assembly's, whoever reads them. ALREADY_EXISTS when a copy of it was
+  // sealed first. Called once, by the writer that covered the last head.
   virtual absl::Status Commit(const BlockWriter::Assembly& assembly, SealedBlock* block) = 0;
   // Forgets an assembly that was given up.
   virtual void Abandoned(const BlockWriter::Assembly& assembly, const absl::Status& why) = 0;
@@ -155,6 +159,7 @@ struct BlockWriter::Assembly : std::enable_shared_from_this<BlockWriter::Assembl
   std::atomic<State> state_{State::kOpen};
   mutable Mutex mu_;
   absl::Status why_ ABSL_GUARDED_BY(mu_);
+  TenantCharge charge_ ABSL_GUARDED_BY(mu_);  // For its pages, until they are committed.
   // By layer; those of finished ones are in their pages.
   absl::flat_hash_map<std::uint32_t, RawHeads> raw_heads_ ABSL_GUARDED_BY(mu_);
 };

@@ -15,6 +15,7 @@
 #include "storage/block_writer.h"
 #include "storage/core/block_key.h"
 #include "storage/page_pool.h"
+#include "storage/tenant_accounts.h"
 
 namespace kvmill {
 
@@ -65,6 +66,7 @@ class BlockCopy {
   std::uint32_t removals_ = 0;  // TieredStore::Impl::removals_ when it began.
   std::vector<SlotRef> slots_;
   std::vector<absl::Span<std::byte>> pages_;
+  TenantCharge charge_;  // For the pages.
 };
 
 }  // namespace kvmill

@@ -51,6 +51,12 @@ enum BlockFlags : std::uint8_t {
 class alignas(64) BlockEntry {
  public:
   BlockId id() const;
+  NamespaceId namespace_id() const { return namespace_id_; }
+  std::uint64_t bytes() const {  // Of all pages; the same as long as the block is there.
+    std::uint64_t sum = 0;
+    for (const PagePlace& place : pages()) sum += place.page_bytes;
+    return sum;
+  }
   absl::Span<PagePlace> pages() {  // One a layer of the group.
     return absl::MakeSpan(places_, page_count_);
   }

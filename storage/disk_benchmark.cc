@@ -90,6 +90,7 @@ absl::StatusOr<DiskBenchmarkResult> Run(const DiskBenchmarkOptions& options) {
       std::max(kDiskCapacityBytesMin * 4, 2 * result.block_count * block_bytes);
   store_options.memtable_bytes = options.memtable_bytes;
   store_options.direct_io = options.direct_io;
+  if (options.encrypt) store_options.keys = EncryptionKeys::Random();
   KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<RocksDiskStore> store,
                           RocksDiskStore::Open(store_options));
 

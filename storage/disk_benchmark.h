@@ -21,6 +21,7 @@ struct DiskBenchmarkOptions {
   std::size_t read_threads = 1;
   bool direct_io = true;
   std::uint64_t memtable_bytes = 0;  // As in RocksDiskStoreOptions.
+  bool encrypt = false;              // With a key of this run.
 };
 
 struct DiskBenchmarkResult {

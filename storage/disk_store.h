@@ -69,6 +69,13 @@ class DiskStore {
   // At most once, before the first Write.
   virtual void SetEvictedCallback(EvictedCallback callback) = 0;
 
+  // Which blocks the cap should rather spare, and which drop first, whatever was read of them;
+  // asked when it drops, without any lock held. Where and when as the callback. A store may ignore
+  // it.
+  enum class KeepAdvice { kNone, kKeep, kDrop };
+  using KeepAdviceCallback = std::function<KeepAdvice(const DiskBlockId& id)>;
+  virtual void SetKeepAdvice(KeepAdviceCallback) {}
+
   // Stores all pages of a sealed block; `pages[i]` has meta.page_bytes[i] bytes. The views must
   // live until it returns. ALREADY_EXISTS: the block is there (the first bytes are kept).
   // RESOURCE_EXHAUSTED: the disk is full or the block is larger than an epoch. On any error nothing

@@ -45,13 +45,14 @@ void ExtentTable::Return(std::uint32_t first, std::uint32_t run) {
   const std::uint32_t arena = first / extents_per_arena_;
   KVMILL_CHECK(arenas_[arena].held >= run);
   arenas_[arena].held -= run;
-  if (!arenas_[arena].linked) Link(arena);
+  if (!arenas_[arena].linked && !IsEmptying(arena)) Link(arena);
   if (arenas_[arena].held == 0) Unassign(arena);
 }
 
 std::uint32_t ExtentTable::TakeForRenewal(TenantId tenant) {
   for (std::size_t i = unassigned_.size(); i-- > 0;) {
     const Arena& arena = arenas_[unassigned_[i]];
+    if (!MayHave(arena, tenant)) continue;
     if (!arena.renew && (arena.clean || arena.last_tenant == tenant)) continue;
     const std::uint32_t taken = unassigned_[i];
     unassigned_.erase(unassigned_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -64,6 +65,32 @@ void ExtentTable::AddRenewed(std::uint32_t arena, bool clean) {
   arenas_[arena].clean = clean;
   arenas_[arena].renew = !clean;
   unassigned_.push_back(arena);
+}
+
+bool ExtentTable::HasArena(TenantId tenant) const {
+  for (const Tenant& has : tenants_) {
+    if (has.used && has.id == tenant) return has.arena_count > 0;
+  }
+  return false;
+}
+
+bool ExtentTable::BeginEmptying(std::uint32_t arena, TenantId heir, std::uint64_t ticket) {
+  Arena& a = arenas_[arena];
+  if (!IsAssigned(arena) || IsEmptying(arena) || TenantOf(arena) == heir) return false;
+  if (a.linked) Unlink(arena);
+  a.emptying = ticket;
+  a.heir = heir;
+  ++emptying_count_;
+  return true;
+}
+
+bool ExtentTable::EndEmptying(std::uint32_t arena, std::uint64_t ticket) {
+  Arena& a = arenas_[arena];
+  if (a.emptying != ticket) return false;
+  a.emptying = 0;
+  --emptying_count_;
+  if (IsAssigned(arena) && a.held < extents_per_arena_ - 1) Link(arena);
+  return true;
 }
 
 void ExtentTable::Mark(std::uint32_t first, std::uint32_t run, bool held) {
@@ -100,6 +127,7 @@ std::uint32_t ExtentTable::Assign(std::uint32_t tenant_index) {
   for (std::size_t i = unassigned_.size(); i-- > 0;) {
     const Arena& arena = arenas_[unassigned_[i]];
     if (arena.renew || (!arena.clean && arena.last_tenant != tenant.id)) continue;
+    if (!MayHave(arena, tenant.id)) continue;
     found = i;
     if (!arena.clean) break;  // Its own bytes: leaves clean ones to other tenants.
   }
@@ -109,6 +137,8 @@ std::uint32_t ExtentTable::Assign(std::uint32_t tenant_index) {
   arenas_[arena].tenant_index = tenant_index;
   arenas_[arena].last_tenant = tenant.id;
   arenas_[arena].clean = false;
+  if (IsEmptying(arena)) --emptying_count_;
+  arenas_[arena].emptying = 0;
   ++tenant.arena_count;
   Link(arena);
   return arena;
@@ -116,7 +146,7 @@ std::uint32_t ExtentTable::Assign(std::uint32_t tenant_index) {
 
 void ExtentTable::Unassign(std::uint32_t arena) {
   const std::uint32_t tenant_index = arenas_[arena].tenant_index;
-  Unlink(arena);
+  if (arenas_[arena].linked) Unlink(arena);
   arenas_[arena].tenant_index = kNone;
   unassigned_.push_back(arena);
   --tenants_[tenant_index].arena_count;

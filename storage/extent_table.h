@@ -44,6 +44,24 @@ class ExtentTable {
   std::uint32_t TakeForRenewal(TenantId tenant);
   void AddRenewed(std::uint32_t arena, bool clean);
 
+  // Nothing is taken from this arena until EndEmptying with the same ticket, which is not 0, or
+  // until it was unassigned and `heir` took it: nobody else may. False when it is unassigned, the
+  // heir's own, or being emptied already.
+  bool BeginEmptying(std::uint32_t arena, TenantId heir, std::uint64_t ticket);
+  // False when there was nothing to end.
+  bool EndEmptying(std::uint32_t arena, std::uint64_t ticket);
+  std::uint32_t emptying_count() const { return emptying_count_; }
+  bool HasArena(TenantId tenant) const;
+  bool IsEmptying(std::uint32_t arena) const { return arenas_[arena].emptying != 0; }
+  bool IsEmptyingFor(std::uint32_t arena, std::uint64_t ticket) const {
+    return arenas_[arena].emptying == ticket;
+  }
+  TenantId HeirOf(std::uint32_t arena) const { return arenas_[arena].heir; }  // While emptied.
+  bool IsAssigned(std::uint32_t arena) const { return arenas_[arena].tenant_index != kNone; }
+  TenantId TenantOf(std::uint32_t arena) const {  // Of one that is assigned.
+    return tenants_[arenas_[arena].tenant_index].id;
+  }
+
   std::uint64_t extents_held() const { return extents_held_; }
 
  private:
@@ -56,6 +74,8 @@ class ExtentTable {
     std::uint32_t prev = kNone;          // Arenas of one tenant that have free extents.
     std::uint32_t next = kNone;
     bool linked = false;
+    std::uint64_t emptying = 0;  // A ticket, or 0.
+    TenantId heir = 0;           // While it is being emptied.
   };
   struct Tenant {
     TenantId id = 0;
@@ -64,6 +84,9 @@ class ExtentTable {
     std::uint32_t with_room = kNone;  // Head of its list of arenas.
   };
 
+  bool MayHave(const Arena& arena, TenantId tenant) const {
+    return arena.emptying == 0 || arena.heir == tenant;
+  }
   bool IsHeld(std::uint32_t extent) const { return (held_[extent / 64] >> (extent % 64) & 1) != 0; }
   void Mark(std::uint32_t first, std::uint32_t run, bool held);
   std::uint32_t FindRun(std::uint32_t arena, std::uint32_t run) const;
@@ -76,6 +99,7 @@ class ExtentTable {
 
   const std::uint32_t extents_per_arena_;
   std::uint64_t extents_held_ = 0;
+  std::uint32_t emptying_count_ = 0;
   std::vector<Arena> arenas_;
   std::vector<std::uint32_t> unassigned_;  // Stack; the last one returned is used first.
   std::vector<Tenant> tenants_;

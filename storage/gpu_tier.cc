@@ -213,7 +213,8 @@ absl::Status GpuTier::AcquireOnGpu(TenantId tenant, absl::Span<const std::uint32
     std::size_t end = begin + 1;
     while (end < page_bytes.size() && page_bytes[end] == page_bytes[begin]) ++end;
     absl::Status acquired = pool.Acquire(tenant, page_bytes[begin], end - begin, slots);
-    if (absl::IsResourceExhausted(acquired) && DemoteOne(may_lose, EvictReason::kCapacity) > 0) {
+    if (absl::IsResourceExhausted(acquired) &&
+        DemoteOne(tenant, may_lose, EvictReason::kCapacity) > 0) {
       continue;
     }
     if (!acquired.ok()) {
@@ -283,12 +284,13 @@ absl::Status GpuTier::ReadToHost(const OpenedNamespace& space, const BlockId& id
   return absl::OkStatus();
 }
 
-std::uint64_t GpuTier::DemoteOne(bool may_lose, EvictReason reason) {
+std::uint64_t GpuTier::DemoteOne(std::optional<TenantId> for_tenant, bool may_lose,
+                                 EvictReason reason) {
   // A victim that someone began to use meanwhile, or that must not be lost, stays; the next one is
   // asked for.
   for (int attempt = 0; attempt < EvictionPolicy::kAsksMax; ++attempt) {
     MemoryTiers::MovingBlock block;
-    if (!tiers_.TakeGpuVictim(&block)) return 0;
+    if (!tiers_.TakeGpuVictim(for_tenant, &block)) return 0;
     const std::vector<std::uint32_t> page_bytes = PageBytesOf(block.places);
     std::vector<SlotRef> slots;
     const absl::Status read =
@@ -323,7 +325,7 @@ MemoryTiers::Evicted GpuTier::Demote(std::uint64_t bytes, EvictReason reason) {
   MemoryTiers::Evicted evicted;
   OnThread([&] {
     while (evicted.bytes < bytes) {
-      const std::uint64_t freed = DemoteOne(/*may_lose=*/false, reason);
+      const std::uint64_t freed = DemoteOne({}, /*may_lose=*/false, reason);
       if (freed == 0) return;
       ++evicted.blocks;
       evicted.bytes += freed;

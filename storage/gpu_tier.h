@@ -24,6 +24,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -117,7 +118,8 @@ class GpuTier {
   // DATA_LOSS when the device does not hold what it was given.
   absl::Status Compare(absl::Span<const DeviceCopier::Copy> copies);
   // Makes room by one block. The bytes that came free; 0 when there is no block that may leave.
-  std::uint64_t DemoteOne(bool may_lose, EvictReason reason);
+  // For a tenant: see MemoryTiers::TakeGpuVictim.
+  std::uint64_t DemoteOne(std::optional<TenantId> for_tenant, bool may_lose, EvictReason reason);
   void ReleaseAll(Tier tier, absl::Span<const SlotRef> slots);
 
   Device& device_;

@@ -10,13 +10,18 @@
 namespace kvmill {
 
 MemoryTiers::MemoryTiers(BlockIndex& index, const Clock& clock, StoreCounters& counters, Part host,
-                         Part gpu, StoreObserver* observer)
+                         Part gpu, StoreObserver* observer, const NamespaceTable& namespaces,
+                         TenantAccounts& accounts, TenantOrders::Options orders)
     : index_(index),
       clock_(clock),
       counters_(counters),
       observer_(observer),
+      watcher_(dynamic_cast<BlockWatcher*>(observer)),
+      namespaces_(namespaces),
+      accounts_(accounts),
       pools_{gpu.pool, host.pool},
       rooms_{Room(clock), Room(clock)},
+      orders_(std::move(orders)),
       policies_{std::move(gpu.policy), std::move(host.policy)} {}
 
 void MemoryTiers::ReleasePages(BlockEntry& entry) {
@@ -29,42 +34,6 @@ void MemoryTiers::ReleasePages(BlockEntry& entry) {
   entry.flags = static_cast<std::uint8_t>(entry.flags & ~(kInGpu | kInHost));
 }
 
-absl::Status MemoryTiers::Acquire(TenantId tenant, std::size_t page_bytes, std::size_t count,
-                                  absl::Duration wait, std::vector<SlotRef>* slots) {
-  PagePool& host = pool(Tier::kHost);
-  Room::Attempt attempt(room(Tier::kHost), wait);
-  for (;;) {
-    attempt.Look();
-    absl::Status acquired = host.Acquire(tenant, page_bytes, count, slots);
-    if (acquired.ok()) attempt.Found();
-    if (!absl::IsResourceExhausted(acquired)) return acquired;
-    if (Evict(page_bytes * count, EvictReason::kCapacity).blocks > 0) continue;
-    if (attempt.Wait()) continue;
-    const PagePool::Stats stats = host.stats();
-    return absl::ResourceExhaustedError(
-        absl::StrCat("host tier is full: ", page_bytes * count, " bytes wanted, ", stats.used_bytes,
-                     " of ", stats.capacity_bytes,
-                     " in use and none of it can leave now; retry in 1s or raise --host-bytes"));
-  }
-}
-
-absl::Status MemoryTiers::AcquirePages(TenantId tenant, absl::Span<const std::uint32_t> page_bytes,
-                                       absl::Duration wait, std::vector<SlotRef>* slots) {
-  const std::size_t before = slots->size();
-  for (std::size_t begin = 0; begin < page_bytes.size();) {
-    std::size_t end = begin + 1;
-    while (end < page_bytes.size() && page_bytes[end] == page_bytes[begin]) ++end;
-    absl::Status acquired = Acquire(tenant, page_bytes[begin], end - begin, wait, slots);
-    if (!acquired.ok()) {
-      for (std::size_t i = before; i < slots->size(); ++i) pool(Tier::kHost).Release((*slots)[i]);
-      slots->resize(before);
-      return acquired;
-    }
-    begin = end;
-  }
-  return absl::OkStatus();
-}
-
 void MemoryTiers::RoomMayHaveComeFree() {
   for (Room& room : rooms_) room.MayHaveComeFree();
 }
@@ -73,14 +42,34 @@ std::uint32_t MemoryTiers::NowSeconds() const {
   return static_cast<std::uint32_t>(clock_.MonotonicNanos() / 1'000'000'000);
 }
 
-void MemoryTiers::CountBlock(Tier tier, std::size_t page_count, int sign) {
+void MemoryTiers::CountBlock(Tier tier, std::size_t page_count, const Weight& weight, int sign) {
   if (sign > 0) {
     counters_.tier_blocks[Index(tier)].Add();
     counters_.memory_pages.Add(page_count);
+    accounts_[weight.tenant].AddToTier(tier, weight.bytes);
   } else {
     counters_.tier_blocks[Index(tier)].Subtract();
     counters_.memory_pages.Subtract(page_count);
+    accounts_[weight.tenant].TakeFromTier(tier, weight.bytes);
   }
+}
+
+void MemoryTiers::OrderInsert(Tier tier, EntryId entry, const EntryTraits& traits,
+                              TenantId tenant) {
+  policy(tier).Insert(entry, traits);
+  orders_.Insert(tenant, tier, entry, traits);
+}
+
+void MemoryTiers::OrderRemove(Tier tier, EntryId entry, TenantId tenant) {
+  policy(tier).Remove(entry);
+  orders_.Remove(tenant, tier, entry);
+}
+
+void MemoryTiers::Cooled(EntryId entry, TenantId tenant) {
+  if (!orders_.tracks(tenant)) return;
+  EntryTraits traits;
+  index_.With(entry, [&](BlockEntry& e) { traits.key_hash = HashOf(e.id()); });
+  orders_.Insert(tenant, Tier::kDisk, entry, traits);
 }
 
 void MemoryTiers::CountEvicted(Tier tier, EvictReason reason, std::uint32_t age_s) {
@@ -102,7 +91,9 @@ EntryTraits MemoryTiers::TraitsOf(const BlockId& id, const BlockKey& parent,
 }
 
 absl::Status MemoryTiers::AddNew(const NewBlock& block) {
-  Telling telling(observer_);
+  Telling telling(*this);
+  Weight weight{namespaces_.TenantOf(block.id.namespace_id), 0};
+  for (const PagePlace& place : block.places) weight.bytes += place.page_bytes;
   MutexLock lock(policy_mu_);
   const EntryTraits traits = TraitsOf(block.id, block.parent, block.block_index, Tier::kHost);
   KVMILL_ASSIGN_OR_RETURN(const EntryId entry,
@@ -117,9 +108,10 @@ absl::Status MemoryTiers::AddNew(const NewBlock& block) {
                                           e.pages().begin());
                               },
                               block.link));
-  if (telling.wanted()) telling.Note(block.id);
-  policy(Tier::kHost).Insert(entry, traits);
-  CountBlock(Tier::kHost, block.places.size(), +1);
+  telling.Stored(block.id, block.parent);
+  OrderInsert(Tier::kHost, entry, traits, weight.tenant);
+  accounts_[weight.tenant].used_bytes.fetch_add(weight.bytes, std::memory_order_relaxed);
+  CountBlock(Tier::kHost, block.places.size(), weight, +1);
   if (block.referenced != nullptr) *block.referenced = entry;
   return absl::OkStatus();
 }
@@ -136,56 +128,76 @@ EntryId MemoryTiers::ReferenceOnDisk(const BlockId& id) {
 
 bool MemoryTiers::AddLoaded(EntryId entry, const BlockId& id, const BlockKey& parent,
                             absl::Span<const PagePlace> places) {
+  Telling telling(*this);
   MutexLock lock(policy_mu_);
   const EntryTraits traits = TraitsOf(id, parent, 0, Tier::kHost);
   bool added = false;
+  Weight weight;
   index_.With(entry, [&](BlockEntry& e) {
     if ((e.flags & kDetached) != 0 || InMemory(e.flags)) return;
     if (e.pages().size() != places.size()) return;
+    weight = WeightOf(e);
     std::copy(places.begin(), places.end(), e.pages().begin());
     e.flags |= kInHost;
     e.inserted_at_s = NowSeconds();
     added = true;
   });
   if (!added) return false;
-  policy(Tier::kHost).Insert(entry, traits);
-  CountBlock(Tier::kHost, places.size(), +1);
+  telling.Moved(id);
+  orders_.Remove(weight.tenant, Tier::kDisk, entry);
+  OrderInsert(Tier::kHost, entry, traits, weight.tenant);
+  CountBlock(Tier::kHost, places.size(), weight, +1);
   return true;
 }
 
 void MemoryTiers::Touch(EntryId entry) {
   MutexLock lock(policy_mu_);
   std::uint8_t flags = 0;
+  TenantId tenant = 0;
   index_.With(entry, [&](BlockEntry& e) {
     flags = e.flags;
+    tenant = namespaces_.TenantOf(e.namespace_id());
     if (e.uses < std::numeric_limits<std::uint8_t>::max()) ++e.uses;
   });
-  if (InMemory(flags) && (flags & (kDetached | kLeaving)) == 0) policy(TierOf(flags)).Touch(entry);
+  if (!InMemory(flags) || (flags & (kDetached | kLeaving)) != 0) return;
+  policy(TierOf(flags)).Touch(entry);
+  orders_.Touch(tenant, TierOf(flags), entry);
 }
 
 std::uint8_t MemoryTiers::RemoveLocked(EntryId entry, Telling* telling) {
   std::uint8_t flags = 0;
   bool referenced = false;
   std::size_t page_count = 0;
+  Weight weight;
   const bool detached = index_.Detach(entry, [&](BlockEntry& e) {
     flags = e.flags;
+    weight = WeightOf(e);
     page_count = e.pages().size();
     referenced = e.references != 0;
-    if (telling->wanted()) telling->Note(e.id());
+    if (telling->wanted()) telling->Removed(e.id());
     if (!referenced) ReleasePages(e);
   });
   KVMILL_CHECK(detached);
   if (InMemory(flags)) {
-    if ((flags & kLeaving) == 0) policy(TierOf(flags)).Remove(entry);
-    CountBlock(TierOf(flags), page_count, -1);
+    if ((flags & kLeaving) == 0) OrderRemove(TierOf(flags), entry, weight.tenant);
+    CountBlock(TierOf(flags), page_count, weight, -1);
+  } else {
+    orders_.Remove(weight.tenant, Tier::kDisk, entry);
   }
-  if ((flags & kOnDisk) != 0) counters_.tier_blocks[Index(Tier::kDisk)].Subtract();
+  TenantAccount& account = accounts_[weight.tenant];
+  if ((flags & kOnDisk) != 0) {
+    counters_.tier_blocks[Index(Tier::kDisk)].Subtract();
+    account.TakeFromTier(Tier::kDisk, weight.bytes);
+  }
+  account.used_bytes.fetch_sub(weight.bytes, std::memory_order_relaxed);
+  // Pages that somebody reads are charged until the last one lets go.
+  if (!referenced || !InMemory(flags)) account.Uncharge(weight.bytes);
   if (!referenced) index_.Free(entry);
   return flags;
 }
 
 std::uint8_t MemoryTiers::Remove(const BlockId& id) {
-  Telling telling(observer_);
+  Telling telling(*this);
   MutexLock lock(policy_mu_);
   EntryId entry = kNoEntry;
   if (!index_.Find(id, [&](EntryId found, BlockEntry&) { entry = found; })) return 0;
@@ -193,14 +205,16 @@ std::uint8_t MemoryTiers::Remove(const BlockId& id) {
 }
 
 bool MemoryTiers::DropCopy(const BlockId& id, Tier tier) {
-  Telling telling(observer_);
+  Telling telling(*this);
   MutexLock lock(policy_mu_);
   EntryId entry = kNoEntry;
   bool gone = false;
   std::size_t page_count = 0;
+  Weight weight;
   index_.Find(id, [&](EntryId found, BlockEntry& e) {
     if (TierOf(e.flags) != tier || e.references != 0) return;
     entry = found;
+    weight = WeightOf(e);
     page_count = e.pages().size();
     gone = (e.flags & kOnDisk) == 0;
     if (gone) return;
@@ -211,14 +225,16 @@ bool MemoryTiers::DropCopy(const BlockId& id, Tier tier) {
   if (gone) {
     RemoveLocked(entry, &telling);
   } else {
-    policy(tier).Remove(entry);
-    CountBlock(tier, page_count, -1);
+    telling.Moved(id);
+    OrderRemove(tier, entry, weight.tenant);
+    CountBlock(tier, page_count, weight, -1);
+    Cooled(entry, weight.tenant);
   }
   return true;
 }
 
 void MemoryTiers::EvictedFromDisk(const BlockId& id) {
-  Telling telling(observer_);
+  Telling telling(*this);
   MutexLock lock(policy_mu_);
   EntryId entry = kNoEntry;
   const std::uint32_t now_s = NowSeconds();
@@ -232,7 +248,7 @@ void MemoryTiers::EvictedFromDisk(const BlockId& id) {
 }
 
 void MemoryTiers::DiskCopyIsGone(EntryId entry) {
-  Telling telling(observer_);
+  Telling telling(*this);
   MutexLock lock(policy_mu_);
   DiskCopyIsGoneLocked(entry, &telling);
 }
@@ -245,10 +261,18 @@ void MemoryTiers::DiskCopyIsGoneLocked(EntryId entry, Telling* telling) {
     known = true;
     e.flags = static_cast<std::uint8_t>(e.flags & ~kOnDisk);
     gone = !InMemory(e.flags);
+    const Weight weight = WeightOf(e);
+    accounts_[weight.tenant].TakeFromTier(Tier::kDisk, weight.bytes);
   });
   if (!known) return;
   counters_.tier_blocks[Index(Tier::kDisk)].Subtract();
   if (gone) RemoveLocked(entry, telling);
+}
+
+void MemoryTiers::Written(BlockEntry& entry) {
+  entry.flags |= kOnDisk;
+  const Weight weight = WeightOf(entry);
+  accounts_[weight.tenant].AddToTier(Tier::kDisk, weight.bytes);
 }
 
 void MemoryTiers::Release(EntryId entry) {
@@ -257,58 +281,15 @@ void MemoryTiers::Release(EntryId entry) {
     KVMILL_DCHECK(e.references > 0);
     --e.references;
     last = e.references == 0 && (e.flags & kDetached) != 0;
-    if (last) ReleasePages(e);
+    if (!last) return;
+    if (InMemory(e.flags)) {
+      const Weight weight = WeightOf(e);
+      accounts_[weight.tenant].Uncharge(weight.bytes);
+    }
+    ReleasePages(e);
   });
   if (last) index_.Free(entry);
   RoomMayHaveComeFree();
-}
-
-MemoryTiers::Evicted MemoryTiers::Evict(std::uint64_t bytes, EvictReason reason) {
-  Evicted evicted;
-  const std::uint32_t now_s = NowSeconds();
-  while (evicted.bytes < bytes) {
-    Telling telling(observer_);
-    MutexLock lock(policy_mu_);
-    const EntryId victim = policy(Tier::kHost).Evict([this](EntryId entry) {
-      bool may_leave = false;
-      index_.With(entry, [&](BlockEntry& e) {
-        may_leave = e.references == 0 && (e.flags & kUnwritten) == 0;
-      });
-      return may_leave;
-    });
-    if (victim == kNoEntry) break;
-
-    // Between the policy's question and now a fetch may have taken a reference: references are
-    // taken without the policy's lock.
-    bool referenced = false;
-    bool gone = false;
-    std::uint64_t victim_bytes = 0;
-    std::size_t page_count = 0;
-    std::uint32_t age_s = 0;
-    EntryTraits traits;
-    index_.With(victim, [&](BlockEntry& e) {
-      referenced = e.references != 0;
-      traits.key_hash = HashOf(e.id());
-      if (referenced) return;
-      page_count = e.pages().size();
-      for (const PagePlace& place : e.pages()) victim_bytes += place.page_bytes;
-      age_s = now_s - std::min(now_s, e.inserted_at_s);
-      gone = (e.flags & kOnDisk) == 0;
-      ReleasePages(e);
-    });
-    if (referenced) {
-      policy(Tier::kHost).Insert(victim, traits);
-      continue;
-    }
-    CountBlock(Tier::kHost, page_count, -1);
-    // A block that is in no memory cannot be referenced, and one that is nowhere else either is of
-    // no use in the table.
-    if (gone) RemoveLocked(victim, &telling);
-    ++evicted.blocks;
-    evicted.bytes += victim_bytes;
-    CountEvicted(Tier::kHost, reason, age_s);
-  }
-  return evicted;
 }
 
 bool MemoryTiers::TakeFromHost(const BlockId& id, bool only_if_free, MovingBlock* block) {
@@ -322,29 +303,32 @@ bool MemoryTiers::TakeFromHost(const BlockId& id, bool only_if_free, MovingBlock
   return block->entry != kNoEntry;
 }
 
-bool MemoryTiers::TakeGpuVictim(MovingBlock* block) {
+bool MemoryTiers::TakeGpuVictim(std::optional<TenantId> for_tenant, MovingBlock* block) {
   MutexLock lock(policy_mu_);
   for (;;) {
-    const EntryId victim = policy(Tier::kGpu).Evict([this](EntryId entry) {
-      bool may_leave = false;
-      index_.With(entry, [&](BlockEntry& e) {
-        may_leave = e.references == 0 && (e.flags & kUnwritten) == 0;
-      });
-      return may_leave;
-    });
+    EntryId victim = kNoEntry;
+    for (const TenantId over : OverSoft(Tier::kGpu)) {
+      victim = OrderEvict(Tier::kGpu, over);
+      if (victim != kNoEntry) break;
+    }
+    const bool only_over =
+        for_tenant.has_value() && accounts_[*for_tenant].OverSoft(Tier::kGpu) > 1;
+    if (victim == kNoEntry && !only_over) victim = OrderEvict(Tier::kGpu, {});
     if (victim == kNoEntry) return false;
     bool referenced = false;
     EntryTraits traits;
+    TenantId tenant = 0;
     index_.With(victim, [&](BlockEntry& e) {
       referenced = e.references != 0;
       traits.key_hash = HashOf(e.id());
+      tenant = namespaces_.TenantOf(e.namespace_id());
       if (referenced) return;
       ++e.references;
       e.flags |= kLeaving;
       *block = {victim, e.id(), e.token_count, {e.pages().begin(), e.pages().end()}};
     });
     if (!referenced) return true;
-    policy(Tier::kGpu).Insert(victim, traits);
+    OrderInsert(Tier::kGpu, victim, traits, tenant);
   }
 }
 
@@ -352,12 +336,15 @@ bool MemoryTiers::Move(const MovingBlock& block, Tier to, const BlockKey& parent
                        absl::Span<const PagePlace> places, EvictReason reason) {
   const Tier from = to == Tier::kGpu ? Tier::kHost : Tier::kGpu;
   const std::uint32_t now_s = NowSeconds();
+  Telling telling(*this);
   MutexLock lock(policy_mu_);
   const EntryTraits traits = TraitsOf(block.id, parent, 0, to);
   bool moved = false;
   std::uint32_t age_s = 0;
+  Weight weight;
   index_.With(block.entry, [&](BlockEntry& e) {
     if (e.references != 1 || (e.flags & (kDetached | kUnwritten)) != 0) return;
+    weight = WeightOf(e);
     ReleasePages(e);
     std::copy(places.begin(), places.end(), e.pages().begin());
     e.flags =
@@ -366,11 +353,12 @@ bool MemoryTiers::Move(const MovingBlock& block, Tier to, const BlockKey& parent
     moved = true;
   });
   if (!moved) return false;
+  telling.Moved(block.id);
   // A victim has left its order already.
-  if (from == Tier::kHost) policy(from).Remove(block.entry);
-  policy(to).Insert(block.entry, traits);
-  CountBlock(from, places.size(), -1);
-  CountBlock(to, places.size(), +1);
+  if (from == Tier::kHost) OrderRemove(from, block.entry, weight.tenant);
+  OrderInsert(to, block.entry, traits, weight.tenant);
+  CountBlock(from, places.size(), weight, -1);
+  CountBlock(to, places.size(), weight, +1);
   if (from == Tier::kGpu) CountEvicted(from, reason, age_s);
   counters_.moved_blocks[Index(to)].Add();
   return true;
@@ -378,13 +366,15 @@ bool MemoryTiers::Move(const MovingBlock& block, Tier to, const BlockKey& parent
 
 bool MemoryTiers::Leave(const MovingBlock& block, bool may_lose, EvictReason reason) {
   const std::uint32_t now_s = NowSeconds();
-  Telling telling(observer_);
+  Telling telling(*this);
   MutexLock lock(policy_mu_);
   bool left = false;
   bool gone = false;
   std::uint32_t age_s = 0;
+  Weight weight;
   index_.With(block.entry, [&](BlockEntry& e) {
     gone = (e.flags & kOnDisk) == 0;
+    weight = WeightOf(e);
     if (e.references != 1 || (e.flags & (kDetached | kUnwritten)) != 0 || (gone && !may_lose)) {
       return;
     }
@@ -394,9 +384,14 @@ bool MemoryTiers::Leave(const MovingBlock& block, bool may_lose, EvictReason rea
     left = true;
   });
   if (!left) return false;
-  CountBlock(Tier::kGpu, block.places.size(), -1);
+  telling.Moved(block.id);  // Or it is gone, which is said instead.
+  CountBlock(Tier::kGpu, block.places.size(), weight, -1);
   CountEvicted(Tier::kGpu, reason, age_s);
-  if (gone) RemoveLocked(block.entry, &telling);
+  if (gone) {
+    RemoveLocked(block.entry, &telling);
+  } else {
+    Cooled(block.entry, weight.tenant);
+  }
   return true;
 }
 
@@ -404,12 +399,13 @@ void MemoryTiers::PutBack(const MovingBlock& block) {
   MutexLock lock(policy_mu_);
   EntryTraits traits;
   traits.key_hash = HashOf(block.id);
+  const TenantId tenant = namespaces_.TenantOf(block.id.namespace_id);
   bool detached = false;
   index_.With(block.entry, [&](BlockEntry& e) {
     detached = (e.flags & kDetached) != 0;
     e.flags = static_cast<std::uint8_t>(e.flags & ~kLeaving);
   });
-  if (!detached) policy(Tier::kGpu).Insert(block.entry, traits);
+  if (!detached) OrderInsert(Tier::kGpu, block.entry, traits, tenant);
 }
 
 }  // namespace kvmill

@@ -1,6 +1,7 @@
 #include "storage/namespace_table.h"
 
 #include "absl/strings/str_cat.h"
+#include "storage/core/namespace_difference.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -27,8 +28,8 @@ absl::StatusOr<OpenedNamespace*> NamespaceTable::Open(absl::string_view name,
     *unsaved = !it->second.saved;
     if (bound.spec == spec) return &bound;
     return absl::FailedPreconditionError(
-        absl::StrCat("namespace \"", name,
-                     "\" is bound to another identity: ", DescribeDifference(spec, bound.spec)));
+        absl::StrCat("namespace \"", name, "\" is bound to another identity: ",
+                     DescribeDifference(spec, bound.spec, "in this request", "at the daemon")));
   }
   if (by_name_.size() >= kNamespaceNamesMax) {
     return absl::ResourceExhaustedError(
@@ -46,14 +47,37 @@ absl::StatusOr<OpenedNamespace*> NamespaceTable::Open(absl::string_view name,
   const NamespaceId id = static_cast<NamespaceId>(namespaces_.size());
   OpenedNamespace& opened = namespaces_.emplace_back();
   opened.id = id;
-  opened.tenant_id =
-      tenants_.try_emplace(spec.tenant, static_cast<TenantId>(tenants_.size())).first->second;
+  opened.tenant_id = InternLocked(spec.tenant);
+  tenant_of_[id].store(opened.tenant_id, std::memory_order_release);
   opened.name = std::string(name);
   opened.spec = spec;
   opened.fingerprint = fingerprint;
   by_name_[key].id = id;
   by_fingerprint_[fingerprint] = id;
   return &opened;
+}
+
+TenantId NamespaceTable::InternLocked(absl::string_view name) {
+  const auto [it, is_new] =
+      tenants_.try_emplace(std::string(name), static_cast<TenantId>(tenants_.size()));
+  if (is_new) tenant_names_.push_back(it->first);
+  return it->second;
+}
+
+absl::StatusOr<TenantId> NamespaceTable::InternTenant(absl::string_view name) {
+  MutexLock lock(mu_);
+  const std::size_t left = kTenantsMax - tenants_.size();
+  if (left <= kNamespacesMax - namespaces_.size() && !tenants_.contains(std::string(name))) {
+    return absl::ResourceExhaustedError(absl::StrCat("tenant \"", name, "\": ", tenants_.size(),
+                                                     " tenants are known, at most ", kTenantsMax,
+                                                     " with those of namespaces to come"));
+  }
+  return InternLocked(name);
+}
+
+std::vector<std::string> NamespaceTable::TenantNames() const {
+  MutexLock lock(mu_);
+  return tenant_names_;
 }
 
 void NamespaceTable::Saved(absl::string_view tenant, absl::string_view name) {

@@ -2,6 +2,8 @@
 #ifndef KVMILL_STORAGE_NAMESPACE_TABLE_H_
 #define KVMILL_STORAGE_NAMESPACE_TABLE_H_
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -31,6 +33,8 @@ struct OpenedNamespace {
 inline constexpr std::size_t kNamespaceNameBytesMax = 128;
 inline constexpr std::size_t kNamespacesMax = 4096;
 inline constexpr std::size_t kNamespaceNamesMax = 4 * kNamespacesMax;
+// Half of them may have no namespace yet: those that quotas name.
+inline constexpr std::size_t kTenantsMax = 2 * kNamespacesMax;
 
 // Thread-safe. Namespaces are never forgotten while the daemon runs: ids and pointers stay valid.
 class NamespaceTable {
@@ -55,8 +59,16 @@ class NamespaceTable {
   OpenedNamespace* Find(const Fingerprint& fingerprint) const;
   std::vector<OpenedNamespace*> All() const;
 
+  // Of a namespace that is open. Takes no lock.
+  TenantId TenantOf(NamespaceId id) const { return tenant_of_[id].load(std::memory_order_acquire); }
+  // The number of a tenant, which is new when it has no namespace. RESOURCE_EXHAUSTED when
+  // namespaces to come would find no number.
+  absl::StatusOr<TenantId> InternTenant(absl::string_view name);
+  std::vector<std::string> TenantNames() const;  // By number.
+
  private:
   mutable Mutex mu_;
+  std::array<std::atomic<TenantId>, kNamespacesMax> tenant_of_{};
   std::deque<OpenedNamespace> namespaces_
       ABSL_GUARDED_BY(mu_);  // By id; a deque never moves its elements.
   struct Name {
@@ -67,6 +79,8 @@ class NamespaceTable {
   std::size_t saved_names_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<Fingerprint, NamespaceId> by_fingerprint_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, TenantId> tenants_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::string> tenant_names_ ABSL_GUARDED_BY(mu_);  // By number.
+  TenantId InternLocked(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 };
 
 }  // namespace kvmill

@@ -74,6 +74,13 @@ class PagePool::Impl {
   }
   int GenerationFd(std::uint32_t arena) const;
   Stats stats() const;
+  std::uint32_t ArenaOf(SlotRef slot) const { return slot.extent / extents_per_arena_; }
+  std::vector<ArenaUse> ArenasInUse() const;
+  bool HasArena(TenantId tenant) const;
+  std::uint64_t BeginEmptying(std::uint32_t arena, TenantId heir);
+  void EndEmptying(std::uint32_t arena, std::uint64_t ticket);
+  bool IsEmptyingFor(TenantId heir) const;
+  bool IsEmptied(std::uint32_t arena, std::uint64_t ticket) const;
 
  private:
   // An extent as its slot class sees it. The class and stride of an extent change only while none
@@ -165,6 +172,7 @@ class PagePool::Impl {
   std::uint32_t renewing_ ABSL_GUARDED_BY(mu_) = 0;
   std::uint64_t used_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   std::uint64_t slots_used_ ABSL_GUARDED_BY(mu_) = 0;
+  std::uint64_t last_ticket_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 PagePool::Impl::Impl(std::unique_ptr<ArenaMemory> memory,
@@ -388,7 +396,8 @@ std::uint32_t PagePool::Impl::FindFreeRun(std::uint32_t extent, std::uint32_t co
 
 void PagePool::Impl::UpdatePartial(std::uint32_t extent) {
   Extent& e = extents_[extent];
-  const bool partial = e.used > 0 && e.used < e.slot_count;
+  const bool partial =
+      e.used > 0 && e.used < e.slot_count && !table_.IsEmptying(extent / extents_per_arena_);
   if (partial == e.partial) return;
   std::uint32_t& head = PartialHead(table_.TenantIndexOf(extent), e.slot_class);
   if (partial) {
@@ -485,6 +494,61 @@ PagePool::Stats PagePool::Impl::stats() const {
   return stats;
 }
 
+std::vector<PagePool::ArenaUse> PagePool::Impl::ArenasInUse() const {
+  std::vector<ArenaUse> uses;
+  MutexLock lock(mu_);
+  for (std::uint32_t arena = 0; arena < extent_count_ / extents_per_arena_; ++arena) {
+    if (!table_.IsAssigned(arena) || table_.IsEmptying(arena)) continue;
+    ArenaUse use{arena, table_.TenantOf(arena), 0};
+    const std::uint32_t first = arena * extents_per_arena_;
+    for (std::uint32_t extent = first; extent < first + extents_per_arena_; ++extent) {
+      use.slots_used += extents_[extent].used;
+    }
+    uses.push_back(use);
+  }
+  return uses;
+}
+
+bool PagePool::Impl::HasArena(TenantId tenant) const {
+  MutexLock lock(mu_);
+  return table_.HasArena(tenant);
+}
+
+std::uint64_t PagePool::Impl::BeginEmptying(std::uint32_t arena, TenantId heir) {
+  MutexLock lock(mu_);
+  if (!table_.BeginEmptying(arena, heir, last_ticket_ + 1)) return 0;
+  ++last_ticket_;
+  const std::uint32_t first = arena * extents_per_arena_;
+  for (std::uint32_t extent = first; extent < first + extents_per_arena_; ++extent) {
+    UpdatePartial(extent);
+  }
+  return last_ticket_;
+}
+
+void PagePool::Impl::EndEmptying(std::uint32_t arena, std::uint64_t ticket) {
+  MutexLock lock(mu_);
+  if (!table_.EndEmptying(arena, ticket) || !table_.IsAssigned(arena)) return;
+  const std::uint32_t first = arena * extents_per_arena_;
+  for (std::uint32_t extent = first; extent < first + extents_per_arena_; ++extent) {
+    UpdatePartial(extent);
+  }
+}
+
+bool PagePool::Impl::IsEmptyingFor(TenantId heir) const {
+  MutexLock lock(mu_);
+  if (table_.emptying_count() == 0) return false;
+  for (std::uint32_t arena = 0; arena < extent_count_ / extents_per_arena_; ++arena) {
+    if (table_.IsEmptying(arena) && table_.HeirOf(arena) == heir) return true;
+  }
+  return false;
+}
+
+bool PagePool::Impl::IsEmptied(std::uint32_t arena, std::uint64_t ticket) const {
+  MutexLock lock(mu_);
+  // Or the heir has it already.
+  return !table_.IsAssigned(arena) || !table_.IsEmptyingFor(arena, ticket);
+}
+
 absl::StatusOr<std::unique_ptr<PagePool>> PagePool::Create(const Options& options) {
   KVMILL_RETURN_IF_ERROR(CheckOptions(options));
   ArenaMemory::Options memory_options;
@@ -523,5 +587,18 @@ int PagePool::ArenaFd(std::uint32_t arena) const { return impl_->ArenaFd(arena);
 std::uint64_t PagePool::arena_bytes() const { return impl_->arena_bytes(); }
 int PagePool::GenerationFd(std::uint32_t arena) const { return impl_->GenerationFd(arena); }
 PagePool::Stats PagePool::stats() const { return impl_->stats(); }
+std::uint32_t PagePool::ArenaOf(SlotRef slot) const { return impl_->ArenaOf(slot); }
+std::vector<PagePool::ArenaUse> PagePool::ArenasInUse() const { return impl_->ArenasInUse(); }
+bool PagePool::HasArena(TenantId tenant) const { return impl_->HasArena(tenant); }
+std::uint64_t PagePool::BeginEmptying(std::uint32_t arena, TenantId heir) {
+  return impl_->BeginEmptying(arena, heir);
+}
+void PagePool::EndEmptying(std::uint32_t arena, std::uint64_t ticket) {
+  impl_->EndEmptying(arena, ticket);
+}
+bool PagePool::IsEmptyingFor(TenantId heir) const { return impl_->IsEmptyingFor(heir); }
+bool PagePool::IsEmptied(std::uint32_t arena, std::uint64_t ticket) const {
+  return impl_->IsEmptied(arena, ticket);
+}
 
 }  // namespace kvmill

@@ -134,6 +134,26 @@ class PagePool {
 
   Stats stats() const;
 
+  // --- Making an arena free for another tenant (storage/memory_tiers_room.cc) ---
+  std::uint32_t ArenaOf(SlotRef slot) const;
+  struct ArenaUse {
+    std::uint32_t arena = 0;
+    TenantId tenant = 0;
+    std::uint64_t slots_used = 0;
+  };
+  // Those that belong to a tenant, but for those that are being emptied.
+  std::vector<ArenaUse> ArenasInUse() const;
+  bool HasArena(TenantId tenant) const;
+  // From now on nobody gets a slot in this arena; once its last slot is released, only `heir` may
+  // have the arena. Until then, or EndEmptying. 0 when it is not in use, the heir's, or being
+  // emptied already; else a ticket.
+  std::uint64_t BeginEmptying(std::uint32_t arena, TenantId heir);
+  // Nothing when the heir got the arena, or with a ticket of before.
+  void EndEmptying(std::uint32_t arena, std::uint64_t ticket);
+  bool IsEmptyingFor(TenantId heir) const;  // Any of them, or one that it has not taken yet.
+  // Whether its last slot was released since.
+  bool IsEmptied(std::uint32_t arena, std::uint64_t ticket) const;
+
  private:
   class Impl;
   explicit PagePool(std::unique_ptr<Impl> impl);

@@ -32,12 +32,20 @@ double ErrorOf(const HeadPages& input, const TileFormat& format, absl::Span<cons
 }  // namespace
 
 QuantizationErrors::QuantizationErrors(const Options& options)
-    : options_{std::max(1u, options.sample_interval), options.namespaces_max} {}
+    : sample_interval_(options.sample_interval), namespaces_max_(options.namespaces_max) {}
 
-std::size_t QuantizationErrors::FirstSample(std::size_t tile_count) {
+void QuantizationErrors::SetOptions(const Options& options) {
+  sample_interval_.store(options.sample_interval, std::memory_order_relaxed);
+  MutexLock lock(mu_);
+  namespaces_max_ = options.namespaces_max;
+}
+
+QuantizationErrors::Samples QuantizationErrors::SamplesOf(std::size_t tile_count) {
+  const std::uint32_t interval = sample_interval_.load(std::memory_order_relaxed);
+  if (interval == 0) return {tile_count, 1};
   const std::uint64_t before = tiles_.fetch_add(tile_count, std::memory_order_relaxed);
-  const std::uint64_t past = before % options_.sample_interval;
-  return past == 0 ? 0 : options_.sample_interval - past;
+  const std::uint64_t past = before % interval;
+  return {past == 0 ? 0 : interval - past, interval};
 }
 
 void QuantizationErrors::Observe(const OpenedNamespace& space, const TileFormat& format,
@@ -62,7 +70,7 @@ QuantizationErrors::Entry& QuantizationErrors::EntryOf(const OpenedNamespace& sp
   if (by_namespace_.size() <= space.id) by_namespace_.resize(space.id + 1);
   Entry*& known = by_namespace_[space.id];
   if (known != nullptr) return *known;
-  if (entries_.size() >= options_.namespaces_max) return others_;
+  if (entries_.size() >= namespaces_max_) return others_;
   entries_.push_back(std::make_unique<Entry>());
   known = entries_.back().get();
   known->tenant = space.spec.tenant;

@@ -33,17 +33,22 @@ inline constexpr std::uint32_t kErrorSampleInterval = 251;
 class QuantizationErrors {
  public:
   struct Options {
-    std::uint32_t sample_interval = kErrorSampleInterval;  // At least 1.
+    std::uint32_t sample_interval = kErrorSampleInterval;  // 0: no samples.
     // So many namespaces, the first ones that are sampled, have histograms of their own; the others
     // share one.
     std::uint32_t namespaces_max = 16;
   };
   explicit QuantizationErrors(const Options& options);
 
-  std::uint32_t sample_interval() const { return options_.sample_interval; }
-  // So many tiles were encoded. The index among them of the first that is a sample, not below
-  // `tile_count` when none is; the others follow at sample_interval().
-  std::size_t FirstSample(std::size_t tile_count);
+  // From now on. A namespace keeps the histogram that it has, whatever `namespaces_max` becomes.
+  void SetOptions(const Options& options);
+  // So many tiles were encoded. Which of them are samples: `first`, not below `tile_count` when
+  // none is, and the others at `interval` from each other.
+  struct Samples {
+    std::size_t first = 0;
+    std::size_t interval = 1;
+  };
+  Samples SamplesOf(std::size_t tile_count);
   // `record` is the tile of `input`: whole blocks, in host memory. Values that are not finite (of
   // memory that somebody else writes to) are passed over.
   void Observe(const OpenedNamespace& space, const TileFormat& format, const HeadInput& input,
@@ -64,9 +69,10 @@ class QuantizationErrors {
   };
   Entry& EntryOf(const OpenedNamespace& space);
 
-  const Options options_;
+  std::atomic<std::uint32_t> sample_interval_;  // A stale value is the one of before.
   std::atomic<std::uint64_t> tiles_{0};  // Encoded so far; relaxed, each caller gets its own.
   mutable Mutex mu_;
+  std::uint32_t namespaces_max_ ABSL_GUARDED_BY(mu_);
   std::vector<std::unique_ptr<Entry>> entries_ ABSL_GUARDED_BY(mu_);  // Never removed.
   // By namespace; null: not sampled yet, or the shared one.
   std::vector<Entry*> by_namespace_ ABSL_GUARDED_BY(mu_);

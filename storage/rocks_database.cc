@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "rocksdb/filter_policy.h"
 #include "rocksdb/listener.h"
 #include "rocksdb/options.h"
@@ -109,6 +112,46 @@ rocksdb::ColumnFamilyOptions EpochOptions(std::uint64_t memtable_bytes,
   return options;
 }
 
+// RocksDB's own logs are not worth an old key, and its name for the database is written once: the
+// new key takes it over, by way of a name that RocksDB cleans up after a crash.
+absl::Status LeaveOldKeysBehind(const std::string& directory, rocksdb::Env* env,
+                                const EncryptedFiles& files) {
+  std::vector<std::string> logs;
+  std::error_code error;
+  for (auto it = std::filesystem::directory_iterator(directory, error);
+       !error && it != std::filesystem::directory_iterator(); it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if ((name == "LOG" || absl::StartsWith(name, "LOG.old.")) && files.IsOfOldKey(name)) {
+      logs.push_back(absl::StrCat(directory, "/", name));
+    }
+  }
+  for (const std::string& log : logs) {
+    KVMILL_RETURN_IF_ERROR(ToStatus(env->DeleteFile(log), "log of an old key"));
+  }
+  const std::string path = absl::StrCat(directory, "/IDENTITY");
+  // Nobody needs the name, so that damage of it is no reason not to start: RocksDB makes a new one.
+  if (absl::IsDataLoss(files.Open(path, CipherMode::kStream).status())) {
+    return ToStatus(env->DeleteFile(path), "damaged IDENTITY");
+  }
+  if (!files.IsOfOldKey("IDENTITY")) return absl::OkStatus();
+  const std::string written = absl::StrCat(directory, "/000000.dbtmp");
+  std::string identity;
+  KVMILL_RETURN_IF_ERROR(ToStatus(rocksdb::ReadFileToString(env, path, &identity), "IDENTITY"));
+  KVMILL_RETURN_IF_ERROR(
+      ToStatus(rocksdb::WriteStringToFile(env, identity, written, /*should_sync=*/true),
+               "IDENTITY for the new key"));
+  return ToStatus(env->RenameFile(written, path), "IDENTITY for the new key");
+}
+
+void LogKeys(const std::vector<EncryptionKeyUsage>& usage) {
+  std::string line = "disk tier: encrypted with key ";
+  for (const EncryptionKeyUsage& key : usage) {
+    absl::StrAppend(&line, key.is_current ? "" : "; still with the older key ", key.key, ": ",
+                    key.files, " files of ", key.bytes, " bytes");
+  }
+  LogInfo(line);
+}
+
 }  // namespace
 
 // Notes what is durable, and keeps RocksDB from recovering by itself: its own recovery polls for
@@ -181,7 +224,17 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(
   database->epoch_options_ = EpochOptions(memtable_bytes, cache);
   const rocksdb::ColumnFamilyOptions meta_options = MetaOptions(memtable_bytes, cache);
   rocksdb::DBOptions db_options = DatabaseOptions();
-  database->env_ = rocksdb::NewCompositeEnv(NewRocksFileSystem(direct_io));
+  if (options.keys == nullptr) {
+    KVMILL_RETURN_IF_ERROR(CheckNotEncrypted(options.directory));
+  } else {
+    KVMILL_ASSIGN_OR_RETURN(database->files_,
+                            EncryptedFiles::Load(options.directory, options.keys));
+  }
+  database->env_ = rocksdb::NewCompositeEnv(NewRocksFileSystem(direct_io, database->files_));
+  if (database->files_ != nullptr) {
+    KVMILL_RETURN_IF_ERROR(
+        LeaveOldKeysBehind(options.directory, database->env_.get(), *database->files_));
+  }
   db_options.env = database->env_.get();
   db_options.statistics = database->statistics_;
   database->watcher_ = std::make_shared<Watcher>();
@@ -228,7 +281,33 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(
           "disk tier ", options.directory, ": unknown column family \"", names[i], "\""));
     }
   }
+  if (database->files_ != nullptr) {
+    database->LeaveOldKeys();
+    LogKeys(database->KeyUsage());
+  }
   return database;
+}
+
+void RocksDatabase::LeaveOldKeys() {
+  rocksdb::CompactRangeOptions whole;
+  whole.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForce;
+  for (const ColumnFamily& family : {meta_, namespaces_}) {
+    rocksdb::ColumnFamilyMetaData metadata;
+    db_->GetColumnFamilyMetaData(family.get(), &metadata);
+    bool is_old = false;
+    for (const rocksdb::LevelMetaData& level : metadata.levels) {
+      for (const rocksdb::SstFileMetaData& file : level.files) {
+        is_old = is_old || files_->IsOfOldKey(absl::StripPrefix(file.name, "/"));
+      }
+    }
+    if (!is_old) continue;
+    // Not worth a start: the next one tries again.
+    const absl::Status status =
+        ToStatus(db_->CompactRange(whole, family.get(), nullptr, nullptr), family->GetName());
+    if (!status.ok()) {
+      LogWarning(absl::StrCat("disk tier: index not yet with the new key: ", status.message()));
+    }
+  }
 }
 
 RocksDatabase::~RocksDatabase() {
@@ -304,7 +383,13 @@ void RocksDatabase::Resume() {
 std::uint64_t RocksDatabase::FileBytes(rocksdb::ColumnFamilyHandle* family) const {
   rocksdb::ColumnFamilyMetaData metadata;
   db_->GetColumnFamilyMetaData(family, &metadata);
-  return metadata.size + metadata.blob_file_size;
+  const std::uint64_t headers =
+      files_ == nullptr ? 0 : metadata.file_count + metadata.blob_files.size();
+  return metadata.size + metadata.blob_file_size + headers * kFileHeaderBytes;
+}
+
+std::vector<EncryptionKeyUsage> RocksDatabase::KeyUsage() const {
+  return files_ == nullptr ? std::vector<EncryptionKeyUsage>() : files_->Usage();
 }
 
 std::uint64_t RocksDatabase::page_file_bytes_read() const {

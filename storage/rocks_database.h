@@ -18,6 +18,7 @@
 #include "rocksdb/env.h"
 #include "rocksdb/write_batch.h"
 #include "storage/core/mutex.h"
+#include "storage/encrypted_files.h"
 #include "storage/rocks_disk_store.h"
 
 namespace kvmill {
@@ -32,7 +33,8 @@ using ColumnFamily = std::shared_ptr<rocksdb::ColumnFamilyHandle>;
 // Thread-safe. Must outlive every ColumnFamily it handed out.
 class RocksDatabase {
  public:
-  // `memtable_bytes` and `direct_io` are resolved values.
+  // `memtable_bytes` and `direct_io` are resolved values. FAILED_PRECONDITION, and nothing is
+  // changed, when the keys in `options` are not those of the directory.
   static absl::StatusOr<std::unique_ptr<RocksDatabase>> Open(const RocksDiskStoreOptions& options,
                                                              std::uint64_t memtable_bytes,
                                                              bool direct_io);
@@ -62,6 +64,8 @@ class RocksDatabase {
 
   // Files of one column family, without memtables.
   std::uint64_t FileBytes(rocksdb::ColumnFamilyHandle* family) const;
+  // Empty without keys.
+  std::vector<EncryptionKeyUsage> KeyUsage() const;
   std::uint64_t page_file_bytes_read() const;
 
  private:
@@ -69,10 +73,13 @@ class RocksDatabase {
 
   RocksDatabase() = default;
   ColumnFamily Own(rocksdb::ColumnFamilyHandle* handle) const;
+  // Of files that live on from start to start: writes them again with the current key.
+  void LeaveOldKeys();
 
   rocksdb::ColumnFamilyOptions epoch_options_;
   Mutex batches_mutex_;
   std::vector<std::unique_ptr<rocksdb::WriteBatch>> batches_ ABSL_GUARDED_BY(batches_mutex_);
+  std::shared_ptr<EncryptedFiles> files_;  // Null without keys. Shared with the file system.
   std::unique_ptr<rocksdb::Env> env_;
   std::shared_ptr<Watcher> watcher_;  // Shared with RocksDB, which notifies it.
   std::shared_ptr<rocksdb::Statistics> statistics_;

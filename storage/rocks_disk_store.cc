@@ -130,6 +130,10 @@ class RocksDiskStoreImpl : public RocksDiskStore {
     MutexLock lock(callback_mutex_);
     callback_ = std::move(callback);
   }
+  void SetKeepAdvice(KeepAdviceCallback advice) override {
+    MutexLock lock(callback_mutex_);
+    keep_advice_ = std::move(advice);
+  }
 
   absl::Status Write(const DiskBlockMeta& meta,
                      absl::Span<const absl::Span<const std::byte>> pages) override;
@@ -143,6 +147,7 @@ class RocksDiskStoreImpl : public RocksDiskStore {
   absl::StatusOr<std::vector<NamespaceRecord>> Namespaces() override;
   Stats stats() const override;
   std::uint64_t page_file_bytes_read() const override { return database_->page_file_bytes_read(); }
+  std::vector<EncryptionKeyUsage> key_usage() const override { return database_->KeyUsage(); }
 
  private:
   struct Located {
@@ -172,6 +177,7 @@ class RocksDiskStoreImpl : public RocksDiskStore {
   std::atomic<std::int64_t> resumed_ms_{0};  // Any stale value only moves a retry.
   Mutex callback_mutex_;
   EvictedCallback callback_ ABSL_GUARDED_BY(callback_mutex_);
+  KeepAdviceCallback keep_advice_ ABSL_GUARDED_BY(callback_mutex_);
   std::unique_ptr<RocksEvictor> evictor_;  // Destroyed first: it uses all of the above.
 };
 
@@ -240,6 +246,15 @@ absl::Status RocksDiskStoreImpl::Open() {
                                     callback = callback_;
                                   }
                                   if (callback) callback(ids);
+                                },
+                            .advice =
+                                [this](const DiskBlockId& id) {
+                                  KeepAdviceCallback advice;
+                                  {
+                                    MutexLock lock(callback_mutex_);
+                                    advice = keep_advice_;
+                                  }
+                                  return advice ? advice(id) : KeepAdvice::kNone;
                                 }});
   return absl::OkStatus();
 }

@@ -19,9 +19,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "storage/disk_store.h"
+#include "storage/encryption_keys.h"
 
 namespace kvmill {
 
@@ -38,14 +40,18 @@ struct RocksDiskStoreOptions {
   std::uint64_t meta_cache_bytes = std::uint64_t{32} << 20;
   bool direct_io = true;                // Where the file system supports it.
   std::uint32_t write_wait_ms = 30000;  // How long a Write waits for a flush or a drop at most.
+  // Null: nothing is encrypted. Else everything but names, sizes and times of files is; the first
+  // key is for what is written from now on. Shared with who configures the store.
+  std::shared_ptr<const EncryptionKeys> keys;
 };
 
 class RocksDiskStore : public DiskStore {
  public:
   // Opens or creates the store and drops meta entries whose epoch is gone; reads `meta`, no page.
   // INVALID_ARGUMENT for bad options, FAILED_PRECONDITION when another process or store holds the
-  // directory, DATA_LOSS when the files are damaged beyond single blocks (remove the directory to
-  // start empty), RESOURCE_EXHAUSTED or UNAVAILABLE for what the file system says.
+  // directory, or when it was written with keys that are not there, or without any: then nothing of
+  // it was changed. DATA_LOSS when the files are damaged beyond single blocks (remove the directory
+  // to start empty), RESOURCE_EXHAUSTED or UNAVAILABLE for what the file system says.
   static absl::StatusOr<std::unique_ptr<RocksDiskStore>> Open(const RocksDiskStoreOptions& options);
 
   // Flushes what was written, as far as the disk allows. No call may be running.
@@ -53,6 +59,8 @@ class RocksDiskStore : public DiskStore {
 
   // Bytes of pages that were read from files (not from memory) since Open.
   virtual std::uint64_t page_file_bytes_read() const = 0;
+  // One for each key, in their order; empty without keys. Looks at every file's size.
+  virtual std::vector<EncryptionKeyUsage> key_usage() const = 0;
 };
 
 }  // namespace kvmill

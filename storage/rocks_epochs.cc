@@ -43,6 +43,7 @@ absl::Status RocksEpochs::Start() {
   {
     MutexLock lock(mutex_);
     other_bytes_ = other_bytes;
+    reinsert_left_bytes_ = options_.reinsert_bytes;
     if (!epochs_.empty()) return absl::OkStatus();
     beginning_ = true;
   }
@@ -64,6 +65,9 @@ absl::StatusOr<RocksEpochs::Place> RocksEpochs::Acquire(std::uint64_t bytes, boo
       while (true) {
         if (stopped_) return absl::UnavailableError("disk tier: closing");
         auto& [number, newest] = *epochs_.rbegin();
+        if (reinsert && reinsert_left_bytes_ < bytes) {
+          return absl::ResourceExhaustedError("disk tier: enough was carried over");
+        }
         const bool must_drop = MustDropLocked();
         const std::uint64_t kept_bytes = must_drop && !reinsert ? reinsert_left_bytes_ : 0;
         if (newest.bytes + bytes + kept_bytes <= options_.epoch_bytes) {
@@ -71,7 +75,7 @@ absl::StatusOr<RocksEpochs::Place> RocksEpochs::Acquire(std::uint64_t bytes, boo
           ++newest.writers;
           if (newest.last_read.empty()) newest.first_block_number = next_block_number_;
           newest.last_read.resize(next_block_number_ - newest.first_block_number + 1, kNeverRead);
-          if (reinsert) reinsert_left_bytes_ -= std::min(reinsert_left_bytes_, bytes);
+          if (reinsert) reinsert_left_bytes_ -= bytes;
           return Place{.epoch = number,
                        .block_number = next_block_number_++,
                        .bytes = bytes,
@@ -178,12 +182,12 @@ std::optional<std::uint32_t> RocksEpochs::EpochsSinceRead(std::uint64_t epoch,
 
 std::map<std::uint64_t, RocksEpochs::Epoch>::iterator RocksEpochs::DoomedLocked() {
   const auto newest = std::prev(epochs_.end());
-  if (MustDropLocked()) {
-    return epochs_.begin()->second.writers == 0 ? epochs_.begin() : epochs_.end();
-  }
+  // One in which nothing lives any more costs nobody anything: before the oldest, whoever's that
+  // is.
   for (auto it = epochs_.begin(); it != newest; ++it) {
     if (it->second.block_count == 0 && it->second.writers == 0) return it;
   }
+  if (MustDropLocked() && epochs_.begin()->second.writers == 0) return epochs_.begin();
   return epochs_.end();
 }
 

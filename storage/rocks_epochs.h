@@ -29,7 +29,7 @@ class RocksEpochs {
   struct Options {
     std::uint64_t capacity_bytes = 0;
     std::uint64_t epoch_bytes = 0;
-    std::uint64_t reinsert_bytes = 0;  // Kept free in a new epoch until the oldest is dropped.
+    std::uint64_t reinsert_bytes = 0;  // In each, for what is carried over.
     std::uint32_t reinsert_window_epochs = 0;
     std::uint32_t wait_ms = 0;
     std::function<absl::StatusOr<ColumnFamily>(std::uint64_t epoch)> begin;
@@ -69,7 +69,7 @@ class RocksEpochs {
 
   // Reserves room in the newest epoch, beginning a new one when it is full. A Place must be given
   // to Complete(). RESOURCE_EXHAUSTED when the oldest epoch was not dropped within wait_ms, and for
-  // a reinsertion as soon as the newest epoch has no room for it.
+  // a reinsertion as soon as the newest epoch has no room for it or reinsert_bytes came to it so.
   absl::StatusOr<Place> Acquire(std::uint64_t bytes, bool reinsert);
   // `written`: the block is there. Otherwise its room is free again.
   void Complete(const Place& place, bool written);
@@ -88,8 +88,8 @@ class RocksEpochs {
   std::optional<std::uint32_t> EpochsSinceRead(std::uint64_t epoch,
                                                std::uint64_t block_number) const;
 
-  // Waits until an epoch has to be dropped and nobody writes to it any more: the oldest when the
-  // cap asks for it, or a sealed one without blocks. Empty after Stop().
+  // Waits until an epoch has to be dropped and nobody writes to it any more: a sealed one without
+  // blocks, or the oldest when the cap asks for it. Empty after Stop().
   std::optional<Doomed> WaitForDoomed();
   void Dropped(std::uint64_t epoch);
   // Waits for Stop(), at most so long.

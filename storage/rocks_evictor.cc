@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -14,6 +15,7 @@ namespace {
 
 constexpr std::size_t kEvictedAtOnce = 256;    // Blocks per batch and callback.
 constexpr std::uint32_t kRetryAfterMs = 1000;  // After a drop that failed.
+constexpr std::uint32_t kNotRead = std::numeric_limits<std::uint32_t>::max();
 
 }  // namespace
 
@@ -55,11 +57,13 @@ absl::Status RocksEvictor::Drop(const RocksEpochs::Doomed& doomed) {
   KVMILL_RETURN_IF_ERROR(
       ScanMeta(database_, [&](absl::string_view meta_key, absl::StatusOr<DecodedMeta> entry) {
         if (!entry.ok() || entry->meta.epoch != doomed.epoch) return !epochs_.stopped();
+        const DiskStore::KeepAdvice advice = options_.advice(entry->meta.id);
         const auto since_read = epochs_.EpochsSinceRead(doomed.epoch, entry->block_number);
-        if (since_read) {
+        if (advice == DiskStore::KeepAdvice::kKeep ||
+            (since_read && advice != DiskStore::KeepAdvice::kDrop)) {
           candidates.push_back({.meta_key = std::string(meta_key),
                                 .block_number = entry->block_number,
-                                .epochs_since_read = *since_read});
+                                .epochs_since_read = since_read.value_or(kNotRead)});
           return true;
         }
         cold.emplace_back(meta_key);

@@ -1,5 +1,5 @@
 // The thread that keeps the disk tier under its cap: drops doomed epochs whole, carrying over what
-// was read lately.
+// was read lately, or is to be kept for another reason (DiskStore::KeepAdvice).
 #ifndef KVMILL_STORAGE_ROCKS_EVICTOR_H_
 #define KVMILL_STORAGE_ROCKS_EVICTOR_H_
 
@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "storage/disk_id_locks.h"
+#include "storage/disk_store.h"
 #include "storage/rocks_blocks.h"
 #include "storage/rocks_database.h"
 #include "storage/rocks_epochs.h"
@@ -32,6 +33,7 @@ class RocksEvictor {
     std::uint64_t reinsert_bytes = 0;  // Per dropped epoch.
     std::function<absl::Status()> flush;
     std::function<void(absl::Span<const DiskBlockId> ids)> evicted;
+    DiskStore::KeepAdviceCallback advice;
   };
 
   // Borrows all of them until it is destroyed.
@@ -45,7 +47,7 @@ class RocksEvictor {
   struct Candidate {
     std::string meta_key;
     std::uint64_t block_number = 0;
-    std::uint32_t epochs_since_read = 0;
+    std::uint32_t epochs_since_read = 0;  // kNotRead: only to be kept.
   };
 
   void Run();

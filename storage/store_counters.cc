@@ -31,6 +31,7 @@ void StoreCounters::Fill(StoreStats* stats) const {
   stats->rejected_blocks = rejected_blocks.value();
   stats->raw_blocks = raw_blocks.value();
   stats->copied_blocks = copied_blocks.value();
+  stats->disk_write_failures = disk_write_failures.value();
   for (std::size_t path = 0; path < kFetchPathCount; ++path) {
     Copy(fetched_blocks[path], &stats->fetched_blocks[path]);
   }

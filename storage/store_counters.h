@@ -42,6 +42,7 @@ struct StoreCounters {
   std::array<Counter, kTierCount> hit_blocks, hit_tokens;
   Counter stored_blocks, existing_blocks, rejected_blocks, raw_blocks;
   Counter copied_blocks;
+  Counter disk_write_failures;
   std::array<std::array<Counter, kTierCount>, kFetchPathCount> fetched_blocks;
   std::array<Counter, kFetchPathCount> fetch_misses;
   std::array<Counter, kTierCount> moved_blocks;  // Between memory tiers, by where to.

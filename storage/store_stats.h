@@ -13,10 +13,17 @@
 
 namespace kvmill {
 
-enum class EvictReason : std::uint8_t { kCapacity = 0, kAdmin = 1, kRemoved = 2, kCorrupt = 3 };
-inline constexpr std::size_t kEvictReasonCount = 4;
+enum class EvictReason : std::uint8_t {
+  kCapacity = 0,
+  kAdmin = 1,
+  kRemoved = 2,
+  kCorrupt = 3,
+  kQuota = 4,  // The tenant's own: it made room for others of its blocks.
+};
+inline constexpr std::size_t kEvictReasonCount = 5;
 constexpr const char* EvictReasonName(EvictReason reason) {
-  constexpr const char* kNames[kEvictReasonCount] = {"capacity", "admin", "removed", "corrupt"};
+  constexpr const char* kNames[kEvictReasonCount] = {"capacity", "admin", "removed", "corrupt",
+                                                     "quota"};
   return kNames[static_cast<std::size_t>(reason)];
 }
 
@@ -63,9 +70,10 @@ struct StoreStats {
   std::uint64_t references = 0;  // BlockRefs alive.
   std::uint64_t referenced_bytes = 0;
   std::uint64_t assembling_blocks = 0;
-  std::uint64_t copying_blocks = 0;     // BlockCopys alive.
-  std::uint64_t unwritten_blocks = 0;   // Sealed, waiting for the disk.
-  std::uint64_t unpromoted_blocks = 0;  // Waiting to be copied to the GPU.
+  std::uint64_t copying_blocks = 0;       // BlockCopys alive.
+  std::uint64_t unwritten_blocks = 0;     // Sealed, waiting for the disk.
+  std::uint64_t disk_write_failures = 0;  // Writes of a block that failed; it may be tried again.
+  std::uint64_t unpromoted_blocks = 0;    // Waiting to be copied to the GPU.
   std::uint64_t metadata_bytes = 0;
   std::array<TierStats, kTierCount> tiers{};
   std::uint64_t huge_page_bytes = 0;  // Of host memory.

@@ -55,7 +55,10 @@ void BlockRef::Reset() {
 }
 
 TieredStore::Impl::Impl(const Options& options, const Clock& clock, std::unique_ptr<DiskStore> disk)
-    : options_(options), clock_(clock), disk_(std::move(disk)) {}
+    : options_(options),
+      clock_(clock),
+      watcher_(dynamic_cast<BlockWatcher*>(options.observer)),
+      disk_(std::move(disk)) {}
 
 TieredStore::Impl::~Impl() {
   if (maintenance_.joinable()) {
@@ -79,12 +82,15 @@ absl::StatusOr<std::unique_ptr<EvictionPolicy>> TieredStore::Impl::MakePolicy(
   const std::string_view name = options_.eviction_policy.empty()
                                     ? kDefaultEvictionPolicy
                                     : std::string_view(options_.eviction_policy);
+  return CreateEvictionPolicy(
+      name, {.entries_max = index_->ids_max(), .capacity_blocks = CapacityBlocks(tier_bytes)});
+}
+
+std::uint32_t TieredStore::Impl::CapacityBlocks(std::uint64_t tier_bytes) const {
   // The most blocks that may be asked for so that the policy's queues fit: what the tier holds if
   // blocks were 64 KiB, a small model's. Larger blocks only leave ghosts for more of them.
-  const std::uint64_t blocks =
-      std::min<std::uint64_t>(std::max<std::uint64_t>(1, tier_bytes / 65536), options_.blocks_max);
-  return CreateEvictionPolicy(name, {.entries_max = index_->ids_max(),
-                                     .capacity_blocks = static_cast<std::uint32_t>(blocks)});
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(std::max<std::uint64_t>(1, tier_bytes / 65536), options_.blocks_max));
 }
 
 absl::Status TieredStore::Impl::Start() {
@@ -102,9 +108,11 @@ absl::Status TieredStore::Impl::Start() {
                          " MiB in huge pages", pool.huge_error == 0 ? "" : ": ",
                          pool.huge_error == 0 ? "" : std::strerror(pool.huge_error)));
   }
-  KVMILL_ASSIGN_OR_RETURN(index_,
-                          BlockIndex::Create({.entries_max = options_.blocks_max,
-                                              .keeps_links = options_.observer != nullptr}));
+  KVMILL_ASSIGN_OR_RETURN(
+      index_,
+      BlockIndex::Create({.entries_max = options_.blocks_max,
+                          .keeps_links = watcher_ != nullptr ? watcher_->wants_links()
+                                                             : options_.observer != nullptr}));
   MemoryTiers::Part host{pool_.get(), nullptr};
   KVMILL_ASSIGN_OR_RETURN(host.policy, MakePolicy(options_.host_bytes));
   MemoryTiers::Part gpu;
@@ -117,8 +125,14 @@ absl::Status TieredStore::Impl::Start() {
     gpu.pool = gpu_pool_.get();
     KVMILL_ASSIGN_OR_RETURN(gpu.policy, MakePolicy(options_.gpu_bytes));
   }
-  tiers_ = std::make_unique<MemoryTiers>(*index_, clock_, counters_, std::move(host),
-                                         std::move(gpu), options_.observer);
+  TenantOrders::Options orders;
+  orders.policy = std::string(host.policy->name());
+  orders.entries_max = index_->ids_max();
+  orders.capacity_blocks[Index(Tier::kGpu)] = CapacityBlocks(options_.gpu_bytes);
+  orders.capacity_blocks[Index(Tier::kHost)] = CapacityBlocks(options_.host_bytes);
+  tiers_ =
+      std::make_unique<MemoryTiers>(*index_, clock_, counters_, std::move(host), std::move(gpu),
+                                    options_.observer, namespaces_, accounts_, std::move(orders));
   if (options_.gpu != nullptr) {
     KVMILL_ASSIGN_OR_RETURN(
         gpu_, GpuTier::Create(*options_.gpu, *tiers_, namespaces_, clock_, counters_));
@@ -134,11 +148,19 @@ absl::Status TieredStore::Impl::Start() {
         tiers_->EvictedFromDisk({space->id, id.group, id.key});
       }
     });
+    disk_->SetKeepAdvice([this](const DiskBlockId& id) {
+      const OpenedNamespace* space = namespaces_.Find(id.fingerprint);
+      const int over = space == nullptr ? 0 : tiers_->OverSoftOnDisk(space->tenant_id);
+      return over > 0   ? DiskStore::KeepAdvice::kDrop
+             : over < 0 ? DiskStore::KeepAdvice::kKeep
+                        : DiskStore::KeepAdvice::kNone;
+    });
     loader_ = std::make_unique<DiskLoader>(*disk_, *pool_, *tiers_, clock_, counters_);
     KVMILL_RETURN_IF_ERROR(RecoverFromDisk());
     write_behind_ = std::make_unique<WriteBehind>(*disk_, *pool_, *index_, *tiers_, gpu_.get(),
                                                   namespaces_, clock_, counters_);
   }
+  if (watcher_ != nullptr) watcher_->Watch(*this);
   maintenance_ = std::thread([this] { RunMaintenance(); });
   return absl::OkStatus();
 }
@@ -292,6 +314,7 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
       return true;
     }
     const BlockId id{space->id, meta.id.group, meta.id.key};
+    std::uint64_t bytes = 0;
     absl::Status inserted = index_
                                 ->Insert(
                                     id, meta.page_bytes.size(),
@@ -301,6 +324,7 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
                                       e.inserted_at_s = now_s;
                                       for (std::size_t i = 0; i < meta.page_bytes.size(); ++i) {
                                         e.pages()[i].page_bytes = meta.page_bytes[i];
+                                        bytes += meta.page_bytes[i];
                                       }
                                     },
                                     meta.link)
@@ -308,6 +332,12 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
     if (absl::IsResourceExhausted(inserted)) {
       full = inserted;
       return false;
+    }
+    if (inserted.ok()) {  // Or the disk told of it twice.
+      TenantAccount& account = accounts_[space->tenant_id];
+      account.used_bytes.fetch_add(bytes, std::memory_order_relaxed);
+      account.charged_bytes.fetch_add(bytes, std::memory_order_relaxed);
+      account.AddToTier(Tier::kDisk, bytes);
     }
     ++recovered;
     return true;

@@ -46,6 +46,7 @@
 #include "storage/page_pool.h"
 #include "storage/store_observer.h"
 #include "storage/store_stats.h"
+#include "storage/tenant_quotas.h"
 
 namespace kvmill {
 
@@ -140,7 +141,8 @@ class TieredStore {
   // Starts or joins the assembly of a block. ALREADY_EXISTS: it is sealed here (its first bytes
   // stay; counted as existing). INVALID_ARGUMENT: token_count, parent, a tail's key or group do not
   // fit the namespace, or another writer assembles this key with another origin.
-  // RESOURCE_EXHAUSTED: no room even after evicting and waiting; retry later.
+  // RESOURCE_EXHAUSTED: no room even after evicting and waiting, or, at once, under the tenant's
+  // hard quota; retry later.
   absl::StatusOr<BlockWriter> BeginStore(const BlockId& id, const BlockOrigin& origin);
 
   // Starts the copy of a sealed block from another node: memory for its pages, which have these
@@ -149,7 +151,9 @@ class TieredStore {
   // parent of a whole block may be empty, when it is not known. Copies of one block, and its
   // assembly, may run at once: what is sealed first stays. ALREADY_EXISTS: the block is sealed
   // here. INVALID_ARGUMENT as BeginStore, or no page of such a block has so many bytes.
-  // RESOURCE_EXHAUSTED: no room within `room_wait`; with 0 it evicts if need be and does not wait.
+  // RESOURCE_EXHAUSTED: no room within `room_wait`, or under the tenant's hard quota; with 0 it
+  // evicts if need be and waits for nothing: room under the quota that a disk is needed for is made
+  // in the background, for a later call.
   absl::StatusOr<BlockCopy> BeginCopy(const BlockId& id, const BlockOrigin& origin,
                                       absl::Span<const std::uint32_t> page_bytes,
                                       absl::Duration room_wait);
@@ -258,6 +262,15 @@ class TieredStore {
   // nothing can leave; the number of blocks moved. With a disk tier they are written first.
   // INVALID_ARGUMENT for another tier, FAILED_PRECONDITION for kGpu when there is no GPU.
   absl::StatusOr<std::uint64_t> Evict(Tier tier, std::uint64_t bytes);
+
+  // --- Quotas (storage/tenant_quotas.h) ---
+  // All of them, instead of those before; tenants may be unknown so far. Any time, from any thread.
+  // Holds from now on for what comes; what is above a hard quota already leaves in the background,
+  // soon, as far as it may. Without quotas nothing is limited. INVALID_ARGUMENT, and nothing
+  // changed: more than kQuotasMax, or a soft quota above the hard one.
+  absl::Status SetQuotas(const TenantQuotas& quotas);
+  // Of every tenant that has a namespace or a quota, by name.
+  std::vector<TenantUsage> Usage() const;
 
   // --- For people ---
   struct BlockInfo {

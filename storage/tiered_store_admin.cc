@@ -6,6 +6,27 @@
 #include "storage/tiered_store_impl.h"
 
 namespace kvmill {
+namespace {
+
+// Tells the watcher, which may be null, that a namespace is being cleared, and at the end that it
+// was.
+class ClearTold {
+ public:
+  ClearTold(BlockWatcher* watcher, NamespaceId space) : watcher_(watcher), space_(space) {
+    if (watcher_ != nullptr) watcher_->Clearing(space_);
+  }
+  ~ClearTold() {
+    if (watcher_ != nullptr) watcher_->Cleared(space_);
+  }
+  ClearTold(const ClearTold&) = delete;
+  ClearTold& operator=(const ClearTold&) = delete;
+
+ private:
+  BlockWatcher* const watcher_;
+  const NamespaceId space_;
+};
+
+}  // namespace
 
 absl::StatusOr<std::uint64_t> TieredStore::Impl::RemoveBlocks(absl::Span<const BlockId> ids) {
   std::uint64_t removed = 0;
@@ -58,6 +79,8 @@ absl::StatusOr<std::uint64_t> TieredStore::Remove(NamespaceId namespace_id,
 absl::StatusOr<std::uint64_t> TieredStore::Clear(NamespaceId namespace_id) {
   // Copies are in no table: those of other namespaces end as well.
   for (auto& removals : impl_->removals_) removals.fetch_add(1, std::memory_order_acq_rel);
+  // However it ends: nobody may wait for the second call.
+  const ClearTold told(impl_->watcher_, namespace_id);
   std::vector<BlockId> ids;
   impl_->index_->ForEach([&](EntryId, const BlockEntry& e) {
     if (e.id().namespace_id == namespace_id) ids.push_back(e.id());
@@ -184,7 +207,7 @@ StoreStats TieredStore::stats() const {
   StoreStats stats;
   impl_->counters_.Fill(&stats);
   stats.blocks = impl_->index_->size();
-  stats.metadata_bytes = impl_->index_->metadata_bytes();
+  stats.metadata_bytes = impl_->index_->metadata_bytes() + impl_->tiers_->order_bytes();
   const PagePool::Stats pool = impl_->pool_->stats();
   stats.tiers[Index(Tier::kHost)].used_bytes = pool.used_bytes;
   stats.tiers[Index(Tier::kHost)].capacity_bytes = pool.capacity_bytes;

@@ -49,6 +49,7 @@ BlockCopy& BlockCopy::operator=(BlockCopy&& other) noexcept {
   removals_ = other.removals_;
   slots_ = std::move(other.slots_);
   pages_ = std::move(other.pages_);
+  charge_ = std::move(other.charge_);
   return *this;
 }
 
@@ -58,6 +59,7 @@ void BlockCopy::Drop() {
   for (const SlotRef slot : slots_) store.pool_->Release(slot);
   slots_.clear();
   pages_.clear();
+  charge_.Reset();
   store.counters_.copying_blocks.Subtract();
   store.tiers_->RoomMayHaveComeFree();
 }
@@ -72,9 +74,21 @@ absl::Status BlockCopy::ResizePage(std::size_t layer, std::uint32_t page_bytes,
   }
   if (page_bytes == pages_[layer].size()) return absl::OkStatus();
   KVMILL_RETURN_IF_ERROR(CheckPageBytes(space, id_, origin_, page_bytes));
+  const std::uint32_t before_bytes = static_cast<std::uint32_t>(pages_[layer].size());
+  TenantCharge more;
+  if (page_bytes > before_bytes) {
+    const absl::Status charged =
+        store.Charge(space.tenant_id, page_bytes - before_bytes, room_wait, &more);
+    if (!charged.ok()) {
+      store.CountRefusal(space.tenant_id, charged);
+      return charged;
+    }
+  }
   std::vector<SlotRef> slot;
   KVMILL_RETURN_IF_ERROR(
       store.tiers_->AcquirePages(space.tenant_id, {page_bytes}, room_wait, &slot));
+  charge_.Join(std::move(more));
+  if (page_bytes < before_bytes) charge_.GiveBack(before_bytes - page_bytes);
   store.pool_->Release(slots_[layer]);
   slots_[layer] = slot[0];
   pages_[layer] = store.pool_->Bytes(slot[0]).first(page_bytes);
@@ -112,6 +126,7 @@ absl::Status BlockCopy::Commit() {
   }
   if (status.ok()) {
     slots_.clear();  // The entry's now.
+    charge_.BecomesBlock();
     store.counters_.copied_blocks.Add();
     store.EndAssembly(id_);
   }
@@ -138,6 +153,14 @@ absl::StatusOr<BlockCopy> TieredStore::BeginCopy(const BlockId& id, const BlockO
   copy.removals_ = impl_->RemovalsOf(id);
   if (impl_->index_->Find(id, [](EntryId, BlockEntry&) {})) {
     return absl::AlreadyExistsError("the block is in the store");
+  }
+  std::uint64_t bytes_wanted = 0;
+  for (const std::uint32_t bytes : page_bytes) bytes_wanted += bytes;
+  const absl::Status charged =
+      impl_->Charge(space.tenant_id, bytes_wanted, room_wait, &copy.charge_);
+  if (!charged.ok()) {
+    impl_->CountRefusal(space.tenant_id, charged);
+    return charged;
   }
   KVMILL_RETURN_IF_ERROR(
       impl_->tiers_->AcquirePages(space.tenant_id, page_bytes, room_wait, &copy.slots_));

@@ -1,4 +1,5 @@
 // What is here, for who keeps account of it.
+#include <algorithm>
 #include <vector>
 
 #include "storage/core/check.h"
@@ -60,6 +61,25 @@ bool TieredStore::Walk(WalkCursor* cursor,
     visit(found.id, found.block);
   }
   return more;
+}
+
+void TieredStore::Impl::LookAt(NamespaceId namespace_id, absl::Span<const BlockKey> keys,
+                               absl::Span<BlockState> found) const {
+  KVMILL_CHECK(found.size() == keys.size());
+  const OpenedNamespace* space = namespaces_.Find(namespace_id);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    BlockState& block = found[i];
+    block = BlockState{.whole = space != nullptr, .tier = Tier::kGpu};
+    for (std::size_t g = 0; block.whole && g < space->spec.groups.size(); ++g) {
+      block.whole = false;
+      index_->Find({namespace_id, static_cast<std::uint8_t>(g), keys[i]},
+                   [&](EntryId, BlockEntry& e) {
+                     block.whole = InSomeTier(e.flags);
+                     block.tier = std::max(block.tier, TierOf(e.flags));
+                     block.token_count = e.token_count;
+                   });
+    }
+  }
 }
 
 std::uint8_t TieredStore::UsesAt(EntryId entry) const {

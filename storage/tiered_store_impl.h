@@ -22,6 +22,7 @@
 #include "storage/assembly.h"
 #include "storage/block_hold.h"
 #include "storage/block_index.h"
+#include "storage/block_watcher.h"
 #include "storage/core/mutex.h"
 #include "storage/disk_loader.h"
 #include "storage/gpu_tier.h"
@@ -29,6 +30,7 @@
 #include "storage/namespace_table.h"
 #include "storage/page_pool.h"
 #include "storage/store_counters.h"
+#include "storage/tenant_accounts.h"
 #include "storage/tiered_store.h"
 #include "storage/write_behind.h"
 
@@ -36,7 +38,7 @@ namespace kvmill {
 
 constexpr std::size_t Index(Tier tier) { return static_cast<std::size_t>(tier); }
 
-class TieredStore::Impl : public AssemblyHost {
+class TieredStore::Impl : public AssemblyHost, public BlockLook {
  public:
   Impl(const Options& options, const Clock& clock, std::unique_ptr<DiskStore> disk);
   ~Impl() override;
@@ -47,6 +49,16 @@ class TieredStore::Impl : public AssemblyHost {
   const Clock& clock() const override { return clock_; }
   absl::Status AcquirePages(TenantId tenant, std::size_t page_bytes, std::size_t count,
                             std::vector<SlotRef>* slots) override;
+  absl::Status Charge(TenantId tenant, std::uint64_t bytes, TenantCharge* charge) override {
+    return Charge(tenant, bytes, options_.room_wait, charge);
+  }
+  // Makes room among the tenant's own blocks if need be, and waits up to `wait` for others who are
+  // at it. With none it does nothing that waits for a disk: room is made in the background then,
+  // for whoever asks next. RESOURCE_EXHAUSTED: the hard quota; CountRefusal counts it, once it is
+  // known that the block is refused for that.
+  absl::Status Charge(TenantId tenant, std::uint64_t bytes, absl::Duration wait,
+                      TenantCharge* charge);
+  void CountRefusal(TenantId tenant, const absl::Status& why);
   void LayerFinished(const BlockWriter::Assembly& assembly, std::uint32_t layer) override;
   absl::Status Commit(const BlockWriter::Assembly& assembly, SealedBlock* block) override;
   void Abandoned(const BlockWriter::Assembly& assembly, const absl::Status& why) override;
@@ -57,6 +69,10 @@ class TieredStore::Impl : public AssemblyHost {
   void ObserveDecode(double seconds) override {
     counters_.ObserveStage(Stage::kStoreDecode, seconds);
   }
+
+  // BlockLook (tiered_store_held.cc).
+  void LookAt(NamespaceId namespace_id, absl::Span<const BlockKey> keys,
+              absl::Span<BlockState> found) const override;
 
   // Of the candidates behind the first `keys`, all of which are there, the longest that every layer
   // group has; null when there is none. `*key`: what it is stored under.
@@ -69,9 +85,22 @@ class TieredStore::Impl : public AssemblyHost {
 
   absl::Status CheckOrigin(const BlockId& id, const BlockOrigin& origin) const;
   // A sealed block becomes visible, and is on its way to disk or GPU. Its pages are published;
-  // takes them over unless it fails, as MemoryTiers::AddNew does.
+  // takes them over, and what was charged for them, unless it fails, as MemoryTiers::AddNew does.
   absl::Status Enter(const BlockId& id, const BlockOrigin& origin,
                      absl::Span<const PagePlace> places, EntryId* referenced = nullptr);
+  // Blocks of the tenant leave the store until `bytes` are free'd, or a batch has; how many did.
+  std::uint64_t EvictForQuota(TenantId tenant, std::uint64_t bytes);
+  std::uint64_t EvictBatch(TenantId tenant, std::uint64_t bytes);
+  // How often EvictForQuota made room for the tenant. A caller that found nothing waits for those
+  // that are at it, and have taken what there was: false when nobody has since `seen`, by then.
+  std::uint64_t QuotaEvictions(TenantId tenant);
+  bool WaitForQuotaEviction(TenantId tenant, std::uint64_t seen, std::int64_t end_nanos);
+  // A batch of each tenant that is above its hard quota, or wants room there. True: that was not
+  // enough for all.
+  bool TrimTenants();
+  void TrimSoon();
+  // Beside what is above the hard quota, the background makes so much room for the tenant.
+  void TrimSoonFor(TenantId tenant, std::uint64_t bytes, std::uint64_t hard_bytes);
   // The block was sealed by a copy: nobody assembles it any more.
   void EndAssembly(const BlockId& id);
   // --- Holds (block_hold.cc). Listeners hear of it once no lock is held. ---
@@ -128,8 +157,20 @@ class TieredStore::Impl : public AssemblyHost {
 
   const Options options_;
   const Clock& clock_;
+  BlockWatcher* const watcher_;  // Of options_; null: there is no observer, or it is no watcher.
   StoreCounters counters_;
   NamespaceTable namespaces_;
+  TenantAccounts accounts_{kTenantsMax};
+  Mutex quotas_mu_;  // Of SetQuotas: one at a time.
+  struct QuotaEvictionsOf {
+    std::uint32_t running = 0;
+    std::uint64_t ended = 0;         // That made room.
+    std::uint64_t wanted_bytes = 0;  // By those who did not wait for it.
+  };
+  Mutex evictions_mu_;
+  CondVar eviction_ended_;
+  absl::flat_hash_map<TenantId, QuotaEvictionsOf> evictions_ ABSL_GUARDED_BY(evictions_mu_);
+  std::atomic<bool> quota_removal_failed_{false};  // The last one; it was logged.
   std::unique_ptr<PagePool> pool_;
   std::unique_ptr<PagePool> gpu_pool_;  // Null: no GPU; then so is gpu_.
   std::unique_ptr<BlockIndex> index_;
@@ -152,16 +193,22 @@ class TieredStore::Impl : public AssemblyHost {
 
  private:
   absl::StatusOr<std::unique_ptr<EvictionPolicy>> MakePolicy(std::uint64_t tier_bytes) const;
+  std::uint32_t CapacityBlocks(std::uint64_t tier_bytes) const;
   absl::Status RecoverFromDisk();
   // The assembly to join, null when there is none; ALREADY_EXISTS when the block is sealed.
   absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> Join(const BlockId& id,
                                                               const BlockOrigin& origin)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(assemblies_mu_);
   void RunMaintenance();
+  bool stopping() {
+    MutexLock lock(maintenance_mu_);
+    return stopping_;
+  }
 
   Mutex maintenance_mu_;
   CondVar stop_changed_;
   bool stopping_ ABSL_GUARDED_BY(maintenance_mu_) = false;
+  bool trim_ ABSL_GUARDED_BY(maintenance_mu_) = false;
   std::thread maintenance_;
 };
 

@@ -75,7 +75,14 @@ absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> TieredStore::Impl::BeginS
                                                       origin);
   absl::Status prepared = made->Prepare();
   if (!prepared.ok()) {
+    {
+      // Another writer of the block may have had the last room, under a quota or in the pool.
+      MutexLock lock(assemblies_mu_);
+      KVMILL_ASSIGN_OR_RETURN(std::shared_ptr<BlockWriter::Assembly> joined, Join(id, origin));
+      if (joined != nullptr) return joined;
+    }
     counters_.rejected_blocks.Add();
+    CountRefusal(namespaces_.TenantOf(id.namespace_id), prepared);
     return prepared;
   }
   Holds strange;
@@ -161,6 +168,7 @@ absl::Status TieredStore::Impl::Commit(const BlockWriter::Assembly& assembly, Se
 
 void TieredStore::Impl::Abandoned(const BlockWriter::Assembly& assembly, const absl::Status& why) {
   counters_.rejected_blocks.Add();
+  CountRefusal(namespaces_.TenantOf(assembly.id().namespace_id), why);
   // The pages go back to the pool with the last writer, outside the lock.
   std::shared_ptr<BlockWriter::Assembly> dropped;
   Holds holds;
@@ -194,14 +202,26 @@ void TieredStore::Impl::GiveUpStaleAssemblies() {
   if (!stale.empty()) tiers_->RoomMayHaveComeFree();
 }
 
+void TieredStore::Impl::TrimSoon() {
+  {
+    MutexLock lock(maintenance_mu_);
+    trim_ = true;
+  }
+  stop_changed_.NotifyAll();
+}
+
 void TieredStore::Impl::RunMaintenance() {
+  bool more = false;
   for (;;) {
     {
       MutexLock lock(maintenance_mu_);
-      if (!stopping_) stop_changed_.WaitFor(maintenance_mu_, std::chrono::seconds(1));
+      if (!stopping_ && !trim_ && !more)
+        stop_changed_.WaitFor(maintenance_mu_, std::chrono::seconds(1));
       if (stopping_) return;
+      trim_ = false;
     }
     GiveUpStaleAssemblies();
+    more = TrimTenants();
   }
 }
 

@@ -170,6 +170,7 @@ void WriteBehind::Write(const Job& job) {
   counters_.ObserveStage(Stage::kStoreDisk, static_cast<double>(end_nanos - start_nanos) * 1e-9);
 
   if (!written.ok()) {
+    counters_.disk_write_failures.Add();
     {
       MutexLock lock(mu_);
       if (failed_.size() < kFailuresRememberedMax) failed_[job.id] = written;
@@ -184,7 +185,7 @@ void WriteBehind::Write(const Job& job) {
   index_.With(entry, [&](BlockEntry& e) {
     removed = (e.flags & kDetached) != 0;
     e.flags = static_cast<std::uint8_t>(e.flags & ~kUnwritten);
-    if (written.ok() && !removed) e.flags |= kOnDisk;
+    if (written.ok() && !removed) tiers_.Written(e);
   });
   if (written.ok() && !removed) counters_.tier_blocks[static_cast<std::size_t>(Tier::kDisk)].Add();
   if (written.ok() && removed) {

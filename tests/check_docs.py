@@ -3,7 +3,8 @@
 
 Fails on: a link to a file that is not there, or to a heading that is not; a listing marked `<!-- from FILE -->` that FILE
 does not contain; a metric family of service/metrics.cc that docs/contracts.md lacks, or the other way round, or with
-another type; a flag of kvmilld that docs/contracts.md lacks, or the other way round, or with another default.
+another type; a flag of kvmilld that docs/contracts.md lacks, or the other way round, or with another default; a
+docs/configuration.md that is not what `kvmilld --print-options` says.
 `--self-test` plants one of each and checks that it is found (ctest `docs_self_test`).
 
 Run from anywhere: check_docs.py [--kvmilld PROGRAM] [ROOT]; without --kvmilld flags are not compared.
@@ -17,8 +18,9 @@ import tempfile
 IGNORED_FOLDERS = {"build", "__pycache__", ".git", ".cache"}
 CONTRACTS = "docs/contracts.md"
 METRICS = "service/metrics.cc"
+OPTIONS = "docs/configuration.md"
 FAMILY = re.compile(r'^\s*\{"([a-z_]+)",\s*MetricType::(\w+),', re.MULTILINE)
-NOT_IN_THE_FILE = {"config", "check-config", "print-config", "print-metrics", "help", "version"}
+NOT_IN_THE_FILE = {"config", "check-config", "print-config", "print-metrics", "print-options", "help", "version"}
 
 
 def read(root, path):
@@ -121,8 +123,13 @@ def check_flags(root, help_text, printed):
             yield f"{CONTRACTS}: the default of --{name} is {want or 'none'}, not {table[name]}"
 
 
+def check_reference(root, printed):
+    if read(root, OPTIONS) != printed:
+        yield f"{OPTIONS} is not what the code says: kvmilld --print-options > {OPTIONS}"
+
+
 def check_tree(root, program_says=None):
-    """(problems, documents read); `program_says` is what kvmilld prints for --help and --print-config."""
+    """(problems, documents read); `program_says` is what kvmilld prints for --help, --print-config and --print-options."""
     problems, count = [], 0
     for path in documents(root):
         count += 1
@@ -131,20 +138,22 @@ def check_tree(root, program_says=None):
         problems += check_listings(root, path, text)
     problems += check_families(root)
     if program_says:
-        problems += check_flags(root, *program_says)
+        problems += check_flags(root, *program_says[:2])
+        problems += check_reference(root, program_says[2])
     return problems, count
 
 
 def ask(program):
     environment = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
     return tuple(subprocess.run([program, flag], env=environment, capture_output=True, text=True, check=True).stdout
-                 for flag in ("--help", "--print-config"))
+                 for flag in ("--help", "--print-config", "--print-options"))
 
 
 def self_test():
     good = {
         "README.md": "# A\nSee [b](docs/b.md), [c](docs/b.md#a-word-more) and [d](https://example.com).\n",
         "docs/b.md": "## A word: more\n<!-- from tests/a.cc -->\n```cpp\nint a;\n```\n```\n[x](y)\n```\n",
+        OPTIONS: "# C\n",
         "tests/a.cc": "// A.\nint a;\nint b;\n",
         METRICS: 'const Family kFamilies[] = {\n    {"up", MetricType::Gauge, "Up."},\n    {"n_total", MetricType::Counter,\n',
         CONTRACTS: "### Flags\n| flag | default | meaning |\n|---|---|---|\n| `--size SIZE` | `4GiB` | s |\n"
@@ -172,9 +181,11 @@ def self_test():
         "flag of no program": changed(CONTRACTS, "| `--help`", "| `--more` | none | |\n| `--help`"),
         "default": changed(CONTRACTS, "4GiB", "8GiB"),
     }
-    said = {"new flag": (help_text + "  --new N  New\n", printed + 'new: "1"\n'),
-            "new switch": (help_text + "  --new    New\n", printed),
-            "other default": (help_text, printed.replace("4GiB", "1GiB"))}
+    options = good[OPTIONS]
+    said = {"new flag": (help_text + "  --new N  New\n", printed + 'new: "1"\n', options),
+            "new switch": (help_text + "  --new    New\n", printed, options),
+            "other default": (help_text, printed.replace("4GiB", "1GiB"), options),
+            "old options": (help_text, printed, options + "more\n")}
     failures = 0
     for name in ["nothing", *planted, *said]:
         with tempfile.TemporaryDirectory() as root:
@@ -182,7 +193,7 @@ def self_test():
                 os.makedirs(os.path.dirname(os.path.join(root, path)) or root, exist_ok=True)
                 with open(os.path.join(root, path), "w", encoding="utf-8") as file:
                     file.write(text)
-            problems, _ = check_tree(root, said.get(name, (help_text, printed)))
+            problems, _ = check_tree(root, said.get(name, (help_text, printed, options)))
             if bool(problems) != (name != "nothing"):
                 failures += 1
                 print(f"planted {name}: {problems or 'not found'}")

@@ -10,16 +10,25 @@ namespace kvmill {
 absl::Status SetLogLevel(absl::string_view) {
   return absl::UnimplementedError("the shared library has no log levels");
 }
+absl::Status SetLogFormat(absl::string_view) {
+  return absl::UnimplementedError("the shared library has no log formats");
+}
 
-void LogDebug(absl::string_view) {}
-void LogInfo(absl::string_view) {}
+void LogDebug(absl::string_view, absl::Span<const LogField>, const char*, int) {}
+void LogInfo(absl::string_view, absl::Span<const LogField>, const char*, int) {}
+void LogAudit(absl::string_view, absl::Span<const LogField>) {}
 
-void LogWarning(absl::string_view message) {
+void LogWarning(absl::string_view message, absl::Span<const LogField>, const char*, int) {
   std::fprintf(stderr, "kvmill: warning: %.*s\n", static_cast<int>(message.size()), message.data());
 }
 
-void LogError(absl::string_view message) {
+void LogError(absl::string_view message, absl::Span<const LogField>, const char*, int) {
   std::fprintf(stderr, "kvmill: error: %.*s\n", static_cast<int>(message.size()), message.data());
 }
+
+LogScope::LogScope(Fields fields, const void* of) : fields_(fields), of_(of), outer_(nullptr) {}
+LogScope::~LogScope() = default;
+std::vector<LogField> FieldsOfThread() { return {}; }
+std::uint64_t SuppressedLogLines() { return 0; }
 
 }  // namespace kvmill

@@ -11,8 +11,11 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "client/cli/client_options.h"
 #include "client/cli/human.h"
 #include "client/client.h"
+#include "client/explained.h"
+#include "client/server_address.h"
 #include "client/units.h"
 #include "storage/core/status_macros.h"
 
@@ -46,15 +49,20 @@ absl::StatusOr<std::string> ReadTokenFile(const std::string& path) {
 }
 
 // What to do next, where the code alone tells.
-absl::string_view HintFor(const absl::Status& status) {
+std::string HintFor(const absl::Status& status, bool default_server) {
+  if (status.GetPayload(kExplainedPayload)) return "";  // Its text does.
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
-      return " (is kvmilld running there? --server names its socket or address)";
+      return absl::StrCat(
+          " (is kvmilld running there? --server names its socket or address",
+          default_server
+              ? absl::StrCat("; without it that is unix:$XDG_RUNTIME_DIR/kvmill.sock, or, "
+                             "without XDG_RUNTIME_DIR, unix:",
+                             DefaultSocketPath(""))
+              : "",
+          ")");
     case absl::StatusCode::kDeadlineExceeded:
       return " (no answer in time, the outcome is unknown; try a longer --timeout)";
-    case absl::StatusCode::kPermissionDenied:
-      return " (admin commands work on the daemon's --admin address, and on its socket for its own "
-             "user and root)";
     case absl::StatusCode::kResourceExhausted:
       // Blocks that find no room come with a time to wait; other limits are not about room.
       return RetryAfter(status) > absl::ZeroDuration()
@@ -168,6 +176,7 @@ void CommandLine::AddPath(CLI::App& app, bool* map) {
 
 int CommandLine::Run(int argc, char** argv) {
   AddCommonFlags(root_);
+  const std::string default_server = flags_.server;
   try {
     root_.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -204,7 +213,9 @@ int CommandLine::Run(int argc, char** argv) {
   if (status.ok() && !std::cout.flush()) status = absl::InternalError(kUnwritable);
   if (!status.ok()) {
     std::cerr << "kvmill " << selected_name_ << ": " << OneLine(status.message());
-    if (ExitCodeOf(status) == kFailed) std::cerr << HintFor(status);
+    if (ExitCodeOf(status) == kFailed) {
+      std::cerr << HintFor(status, flags_.server == default_server);
+    }
     if (ExitCodeOf(status) == kUsage) {
       std::cerr << "; see 'kvmill " << selected_name_ << " --help'";
     }
@@ -229,7 +240,7 @@ CLI::Option* AddBytes(CLI::App& app, const std::string& name, std::uint64_t& byt
       ->type_name("SIZE");
 }
 
-absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonFlags& flags) {
+absl::StatusOr<Client::Options> ClientOptions(const CommonFlags& flags) {
   Client::Options options;
   options.address = flags.server;
   options.timeout = flags.timeout;
@@ -240,6 +251,11 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonFlags& flags) {
   if (!flags.token_file.empty()) {
     KVMILL_ASSIGN_OR_RETURN(options.token, ReadTokenFile(flags.token_file));
   }
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Connect(const CommonFlags& flags) {
+  KVMILL_ASSIGN_OR_RETURN(const Client::Options options, ClientOptions(flags));
   return Client::Create(options);
 }
 

@@ -10,8 +10,9 @@ void AddTileCommands(CommandLine& line);     // encode, decode
 void AddStoreCommands(CommandLine& line);    // put
 void AddFetchCommands(CommandLine& line);    // lookup, get
 void AddRemovalCommands(CommandLine& line);  // rm, clear, flush, evict
-void AddInspectCommands(CommandLine& line);  // stat, ls, verify
+void AddInspectCommands(CommandLine& line);  // stat, ls, quota, verify
 void AddClusterCommands(CommandLine& line);  // cluster status, members
+void AddConfigCommand(CommandLine& line);    // config
 void AddTopCommand(CommandLine& line);       // top
 void AddPlanCommands(CommandLine& line);     // replay, capacity
 void AddBenchCommands(CommandLine& line);    // bench encode, lookup

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kDiskHelp =
     "Writes blocks through the disk tier into a new folder of --dir, flushes, opens it again with\n"
     "nothing cached, and reads every block once in random order. 1 GB = 1e9 bytes of pages. The\n"
-    "folder is removed afterwards.\n"
+    "folder is removed afterwards. With --encrypt its files are encrypted with a key of this run.\n"
     "\n"
     "Example:\n"
     "  kvmill bench disk --bytes 2GiB --dir /var/lib/kvmill\n";
@@ -26,6 +26,7 @@ struct DiskFlags {
   std::uint64_t bytes = std::uint64_t{1} << 30;
   std::string directory = ".";
   std::uint32_t threads = 1;
+  bool encrypt = false;
 };
 
 absl::Status BenchDisk(const CommonFlags& common, const DiskFlags& flags) {
@@ -34,18 +35,21 @@ absl::Status BenchDisk(const CommonFlags& common, const DiskFlags& flags) {
   options.bytes = flags.bytes;
   options.read_threads = flags.threads;
   options.write_threads = flags.threads;
+  options.encrypt = flags.encrypt;
   KVMILL_ASSIGN_OR_RETURN(const DiskBenchmarkResult result, RunDiskBenchmark(options));
   if (common.json) {
     PrintJson({{"write_gb_per_s", result.write_gb_per_s},
                {"read_gb_per_s", result.read_gb_per_s},
                {"open_s", result.open_s},
                {"scan_s", result.scan_s},
-               {"blocks", result.block_count}});
+               {"blocks", result.block_count},
+               {"encrypted", flags.encrypt}});
     return absl::OkStatus();
   }
   Report report;
   report.Add("blocks", HumanCount(result.block_count),
-             absl::StrCat(HumanBytes(flags.bytes), " below ", flags.directory));
+             absl::StrCat(HumanBytes(flags.bytes), " below ", flags.directory,
+                          flags.encrypt ? ", encrypted" : ""));
   report.Add("write", absl::StrCat(HumanNumber(result.write_gb_per_s, 2), " GB/s"),
              "first write to the end of the flush");
   report.Add("read", absl::StrCat(HumanNumber(result.read_gb_per_s, 2), " GB/s"),
@@ -70,6 +74,7 @@ void AddBenchDisk(CommandLine& line, CLI::App& bench) {
   app->add_option("--threads", disk->threads, "Threads that write, and that read")
       ->check(CLI::Range(1u, 64u))
       ->capture_default_str();
+  app->add_flag("--encrypt", disk->encrypt, "Encrypt the files");
 }
 
 }  // namespace kvmill::cli

@@ -33,10 +33,12 @@ constexpr const char* kMembersHelp =
 constexpr const char* kWhereHelp =
     "Which nodes are asked for a block (its homes), and which say that they have it (its holders). "
     "An admin\n"
-    "command. The homes are those of the first block of the run of 32 that the block is in: "
-    "without "
-    "--anchor\n"
-    "KEY is that first block.\n"
+    "command. The homes are those of the first block of the run of 32 that the block is in, its "
+    "anchor.\n"
+    "Without --anchor and --place the daemon finds that when it has the block itself; otherwise "
+    "KEY "
+    "is taken\n"
+    "for an anchor, and all members are asked.\n"
     "  holders: told = false: a home says that the node did\n";
 
 constexpr const char* kDrainHelp =
@@ -184,7 +186,14 @@ absl::Status PrintWhere(const CommonFlags& common, const WhereFlags& flags) {
     add(holder.told ? "holder" : "holder, told of", holder.member);
   }
   table.Print();
-  if (places.holders.empty()) std::cout << "no node says that it has this block" << std::endl;
+  if (places.holders.empty()) {
+    std::cout << "no node says that it has this block";
+    if (flags.anchor.empty()) {
+      std::cout << "; the homes are its own only if it is the first of its run of 32 blocks: for "
+                   "another one give --anchor, the key of the first one, and --place, 0 to 31";
+    }
+    std::cout << std::endl;
+  }
   return absl::OkStatus();
 }
 

@@ -1,6 +1,7 @@
-// stat, ls, verify: looking at a daemon.
+// stat, ls, quota, verify: looking at a daemon.
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,18 @@ constexpr const char* kLsHelp =
     "One entry a (block, layer group): the fastest tier that holds it, its bytes there, its age "
     "since\n"
     "it was stored (or found on disk when the daemon started), and the leases on it.\n";
+constexpr const char* kQuotaHelp =
+    "What each tenant has in the store, and may have (quota: in the daemon's --tenants file). An "
+    "admin\n"
+    "command: on the daemon's --admin address, or on its socket for its own user and root.\n"
+    "  used       = bytes of its blocks, each once, as ls shows them\n"
+    "  charged    = what the hard quota limits: those, blocks on their way in, and removed ones "
+    "that are\n"
+    "                still read\n"
+    "  gpu, host, disk = those in each tier; a block can be in two. What is over the soft quota "
+    "in a tier\n"
+    "                leaves it first when room is needed there\n"
+    "  rejections = blocks that the hard quota refused since the daemon started\n";
 constexpr const char* kVerifyHelp =
     "Reads every record of every tier and compares checksums. Damaged copies are dropped (to "
     "readers\n"
@@ -137,6 +150,49 @@ absl::Status List(const CommonFlags& common, const std::string& name) {
   return absl::OkStatus();
 }
 
+absl::Status Quota(const CommonFlags& common) {
+  KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
+  KVMILL_ASSIGN_OR_RETURN(const std::vector<TenantQuotaUse> tenants, client->Quota());
+  if (common.json) {
+    const auto limit = [](const std::optional<std::uint64_t>& bytes) {
+      return bytes.has_value() ? Json(*bytes) : Json(nullptr);
+    };
+    Json list = Json::array();
+    for (const TenantQuotaUse& of : tenants) {
+      list.push_back({{"tenant", of.tenant},
+                      {"used_bytes", of.used_bytes},
+                      {"charged_bytes", of.charged_bytes},
+                      {"gpu_bytes", of.gpu_bytes},
+                      {"host_bytes", of.host_bytes},
+                      {"disk_bytes", of.disk_bytes},
+                      {"soft_bytes", limit(of.soft_bytes)},
+                      {"hard_bytes", limit(of.hard_bytes)},
+                      {"rejections", of.rejections}});
+    }
+    PrintJson(list);
+    return absl::OkStatus();
+  }
+  const auto limit = [](const std::optional<std::uint64_t>& bytes) {
+    return bytes.has_value() ? HumanBytes(*bytes) : std::string("-");
+  };
+  Table table({{"tenant", Table::Align::kLeft},
+               {"used", Table::Align::kRight},
+               {"charged", Table::Align::kRight},
+               {"gpu", Table::Align::kRight},
+               {"host", Table::Align::kRight},
+               {"disk", Table::Align::kRight},
+               {"soft", Table::Align::kRight},
+               {"hard", Table::Align::kRight},
+               {"rejections", Table::Align::kRight}});
+  for (const TenantQuotaUse& of : tenants) {
+    table.Add({of.tenant, HumanBytes(of.used_bytes), HumanBytes(of.charged_bytes),
+               HumanBytes(of.gpu_bytes), HumanBytes(of.host_bytes), HumanBytes(of.disk_bytes),
+               limit(of.soft_bytes), limit(of.hard_bytes), HumanCount(of.rejections)});
+  }
+  table.Print();
+  return absl::OkStatus();
+}
+
 absl::Status Verify(const CommonFlags& common) {
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
   KVMILL_ASSIGN_OR_RETURN(const VerifyResult result, client->Verify());
@@ -163,6 +219,8 @@ void AddInspectCommands(CommandLine& line) {
   CLI::App* app = line.Add(line.root(), "ls", "List blocks", kLsHelp,
                            [&line, name] { return List(line.flags(), *name); });
   app->add_option("--namespace", *name, "Only this namespace");
+  line.Add(line.root(), "quota", "What each tenant has and may have", kQuotaHelp,
+           [&line] { return Quota(line.flags()); });
   line.Add(line.root(), "verify", "Check every record in every tier", kVerifyHelp,
            [&line] { return Verify(line.flags()); });
 }

@@ -1,5 +1,6 @@
 // Arguments that are arrays, pages or numbers, checked.
 #include <algorithm>
+#include <type_traits>
 
 #include "client/python/native.h"
 
@@ -113,7 +114,11 @@ View ToView(py::handle object, const Namespace& ns, std::size_t layer, std::uint
     room = static_cast<std::ptrdiff_t>(pages.size()) * cache.shape[1];
   }
   if (room < static_cast<std::ptrdiff_t>(tokens) || room <= 0) {
-    Invalid(place, "room for " + std::to_string(room) + " tokens, want " + std::to_string(tokens));
+    constexpr bool is_store = std::is_same_v<View, kvmill_kv>;
+    Invalid(place,
+            "room for " + std::to_string(room) + " tokens, want " + std::to_string(tokens) +
+                (is_store && room > 0 ? "; token_count says how many a block has that is not full"
+                                      : ""));
   }
   view.tokens = static_cast<std::uint32_t>(std::min<std::ptrdiff_t>(room, UINT32_MAX));
   return view;

@@ -4,8 +4,12 @@
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
 
+#include <chrono>
 #include <map>
+#include <memory>
 
+#include "client/tls/checked_tls_files.h"
+#include "client/tls/tls_checks.h"
 #include "storage/core/mutex.h"
 
 namespace kvmill {
@@ -13,21 +17,35 @@ namespace {
 
 using Provider = grpc::experimental::CertificateProviderInterface;
 
-// Each has a thread that reads its files: clients of the same files share one.
-std::shared_ptr<Provider> ProviderOf(const TlsFiles& files) {
+// Of both together kTlsRefreshSeconds: until the files are looked at, and until gRPC looks at what
+// was taken of them.
+constexpr std::chrono::seconds kLookEvery{kTlsRefreshSeconds - 1};
+constexpr unsigned kGrpcLooksEverySeconds = 1;
+
+struct Source {
+  explicit Source(const TlsFiles& files)
+      : checked(files),
+        provider(std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+            checked.copies().key, checked.copies().certificate, checked.copies().ca,
+            kGrpcLooksEverySeconds)) {
+    checked.Watch(kLookEvery);
+  }
+  CheckedTlsFiles checked;
+  const std::shared_ptr<Provider> provider;
+};
+
+// Each has threads that read its files: connections of the same files share one. It is never given
+// up, as gRPC does not say when it needs it no more.
+const std::shared_ptr<Provider>& ProviderOf(const TlsFiles& files, TlsUses uses) {
   static Mutex mu;
-  static auto* const providers = new std::map<TlsFiles, std::weak_ptr<Provider>>;
+  static auto* const sources = new std::map<TlsFiles, std::unique_ptr<Source>>;
   TlsFiles key = files;
   key.server_name.clear();
   MutexLock lock(mu);
-  std::weak_ptr<Provider>& known = (*providers)[key];
-  std::shared_ptr<Provider> provider = known.lock();
-  if (provider == nullptr) {
-    provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
-        files.key, files.certificate, files.ca, kTlsRefreshSeconds);
-    known = provider;
-  }
-  return provider;
+  std::unique_ptr<Source>& source = (*sources)[key];
+  if (source == nullptr) source = std::make_unique<Source>(key);
+  source->checked.UseAs(uses);
+  return source->provider;
 }
 
 }  // namespace
@@ -35,7 +53,7 @@ std::shared_ptr<Provider> ProviderOf(const TlsFiles& files) {
 std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(const TlsFiles& files) {
   if (!files.enabled()) return grpc::InsecureChannelCredentials();
   grpc::experimental::TlsChannelCredentialsOptions options;
-  options.set_certificate_provider(ProviderOf(files));
+  options.set_certificate_provider(ProviderOf(files, {.server = false, .client = true}));
   options.watch_root_certs();
   if (!files.certificate.empty()) options.watch_identity_key_cert_pairs();
   return grpc::experimental::TlsCredentials(options);
@@ -47,7 +65,8 @@ void SetTlsArguments(const TlsFiles& files, grpc::ChannelArguments* arguments) {
 
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const TlsFiles& files,
                                                              bool certificate_optional) {
-  grpc::experimental::TlsServerCredentialsOptions options(ProviderOf(files));
+  grpc::experimental::TlsServerCredentialsOptions options(
+      ProviderOf(files, {.server = true, .client = false}));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
   options.set_cert_request_type(certificate_optional

@@ -12,7 +12,8 @@
 
 namespace kvmill {
 
-// How often files are looked at again, for credentials of the whole process.
+// By then files that changed are used, for credentials of the whole process; those that do not fit
+// each other are not, a warning says what is wrong, and those of before stay (checked_tls_files.h).
 inline constexpr unsigned kTlsRefreshSeconds = 5;
 
 // Without TLS those of a connection that is not protected. Files that cannot be read make

@@ -11,9 +11,9 @@
 
 namespace kvmill {
 
-// Files are read again when they change, for connections that are made from then on. Replace all of
-// them at once (a new directory behind a symbolic link, as Kubernetes does with secrets): until a
-// certificate has its key again nobody new gets through.
+// Files are read again when they change, for connections that are made from then on. While they do
+// not fit each other (a certificate without its key, one that ended) those of before stay in use,
+// and a warning is logged. A new directory behind a symbolic link replaces all of them at once.
 struct TlsFiles {
   std::string ca;           // Authorities of the other end's certificate. Empty: no TLS.
   std::string certificate;  // This end's, with what leads to an authority behind it.

@@ -59,6 +59,9 @@ class BlockBringer {
   BlockBringer(const BlockBringer&) = delete;
   BlockBringer& operator=(const BlockBringer&) = delete;
 
+  // Of lookups from now on.
+  void SetLookupNanos(std::int64_t nanos) { options_.lookup_nanos = nanos; }
+
   // `progress` runs on the loop, not within this call, with rising numbers; the last one is
   // keys.size(), and comes at the deadline at the latest.
   void Start(Request request, Progress progress);
@@ -122,7 +125,7 @@ class BlockBringer {
   RemoteLookup& lookup_;
   RemoteFetch& fetch_;
   SourceTable& sources_;
-  const Options options_;
+  Options options_;
   std::uint64_t next_ = 1;
   std::map<OpId, Op> ops_;
   std::map<FlightId, Flight> flights_;

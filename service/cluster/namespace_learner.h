@@ -67,6 +67,11 @@ class NamespaceLearner {
   NamespaceLearner& operator=(const NamespaceLearner&) = delete;
 
   void SetView(std::shared_ptr<const ClusterView> view) { view_ = std::move(view); }
+  // Of questions and calls from now on.
+  void SetNanos(std::int64_t call_nanos, std::int64_t limit_nanos) {
+    options_.call_nanos = call_nanos;
+    options_.limit_nanos = limit_nanos;
+  }
 
   // `hint`: node id of who is asked first; may be empty. `done` runs once, maybe within this call,
   // by the deadline. NOT_FOUND: nobody says in time that it knows it; FAILED_PRECONDITION naming
@@ -110,7 +115,7 @@ class NamespaceLearner {
 
   Loop& loop_;
   PeerHealth& health_;
-  const Options options_;
+  Options options_;
   std::shared_ptr<const ClusterView> view_;
   std::map<NamespaceQuestion, Asking> asking_;
   std::map<NamespaceQuestion, std::int64_t> unknown_;  // Until when.

@@ -52,6 +52,14 @@ void RateLimit::Charge(std::uint64_t bytes) {
   spent_ = SpentAtLeast(clock_.MonotonicNanos()) + static_cast<double>(bytes);
 }
 
+void RateLimit::SetRate(std::uint64_t bytes_per_second) {
+  const std::int64_t now = clock_.MonotonicNanos();
+  const double owed = SpentAtLeast(now) - EarnedBy(now);
+  const double unused_seconds = std::min(owed, 0.0) / rate_;  // Of a burst: of the new rate then.
+  rate_ = static_cast<double>(bytes_per_second);
+  spent_ = EarnedBy(now) + std::max(owed, 0.0) + unused_seconds * rate_;
+}
+
 void RateLimit::Refund(std::uint64_t bytes) { spent_ -= static_cast<double>(bytes); }
 
 std::int64_t RateLimit::NanosFor(std::uint64_t bytes) const {

@@ -30,6 +30,8 @@ class RateLimit {
   // The moment at which it will be, of the clock; one that has passed when it is.
   std::int64_t ReadyAt() const;
   void Charge(std::uint64_t bytes);
+  // From now on. What was charged and not yet earned stays owed.
+  void SetRate(std::uint64_t bytes_per_second);
   // Bytes that were charged and did not come.
   void Refund(std::uint64_t bytes);
 
@@ -42,7 +44,7 @@ class RateLimit {
   double SpentAtLeast(std::int64_t nanos) const;  // What is above a burst is lost.
 
   const Clock& clock_;
-  const double rate_;  // Bytes a second.
+  double rate_;        // Bytes a second.
   const double ramp_;  // Seconds.
   const std::int64_t start_;
   double spent_ = 0;

@@ -32,10 +32,16 @@ RemoteLookup::OpId RemoteLookup::Start(Request request,
     op.runs.back().query = std::move(query);
   }
   AskLocal(&op);
-  if (op.view != nullptr) ListCandidates(&op, request.hint);
+  if (op.view != nullptr) ListCandidates(&op, request.hint, request.all_members);
   std::vector<std::size_t> all;
   for (std::size_t i = 0; i < op.runs.size(); ++i) all.push_back(i);
   Advance(&op, all, false);
+  // One after the other would take too long.
+  const auto has_more = [](const OpRun& run) { return run.next < run.candidates.size(); };
+  while (request.all_members && request.everybody &&
+         std::any_of(op.runs.begin(), op.runs.end(), has_more)) {
+    Advance(&op, all, false);
+  }
   const bool finished = Finished(op);
   op.timer = finished ? loop_.After(0, [this, id] { Complete(id); })
                       : loop_.At(request.deadline_nanos, [this, id] { Complete(id); });
@@ -50,7 +56,7 @@ void RemoteLookup::AskLocal(Op* op) {
   }
 }
 
-void RemoteLookup::ListCandidates(Op* op, const std::string& hint) {
+void RemoteLookup::ListCandidates(Op* op, const std::string& hint, bool all_members) {
   const std::optional<MemberIndex> hinted = op->view->IndexOf(hint);
   const auto add = [&](OpRun* run, MemberIndex index) {
     if (op->view->members()[index].id == options_.self_id) return;
@@ -59,11 +65,14 @@ void RemoteLookup::ListCandidates(Op* op, const std::string& hint) {
   };
   for (OpRun& run : op->runs) {
     if (hinted.has_value()) add(&run, *hinted);
-    if (run.query.anchor.empty()) continue;
-    const auto homes = op->view->HomesOf(op->fingerprint, run.query.anchor);
-    for (std::size_t rank = 0; rank < std::min(homes.size(), options_.copies + 2); ++rank) {
-      add(&run, homes[rank]);
+    if (!run.query.anchor.empty()) {
+      const auto homes = op->view->HomesOf(op->fingerprint, run.query.anchor);
+      for (std::size_t rank = 0; rank < std::min(homes.size(), options_.copies + 2); ++rank) {
+        add(&run, homes[rank]);
+      }
     }
+    if (!all_members) continue;
+    for (MemberIndex i = 0; i < op->view->members().size(); ++i) add(&run, i);
   }
 }
 

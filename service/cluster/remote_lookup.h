@@ -49,6 +49,8 @@ class RemoteLookup {
     std::string hint;  // Member::id; empty, or nobody in the view: none.
     // Asks all whom it may, although all blocks have a source.
     bool everybody = false;
+    // With `everybody`: those are all members, at once, best ranks first.
+    bool all_members = false;
     std::int64_t deadline_nanos = 0;
   };
 
@@ -72,6 +74,8 @@ class RemoteLookup {
 
   // Lookups that begin from now on use it. Until there is one, only this node is asked.
   void SetView(std::shared_ptr<const ClusterView> view) { view_ = std::move(view); }
+  // Of calls from now on.
+  void SetCallNanos(std::int64_t nanos) { options_.call_nanos = nanos; }
 
   // `done` runs once, on the loop, not within this call and not after the deadline, with one entry
   // for each run: there is no error, only blocks without a source. It may start others.
@@ -118,7 +122,7 @@ class RemoteLookup {
   };
 
   void AskLocal(Op* op);
-  void ListCandidates(Op* op, const std::string& hint);
+  void ListCandidates(Op* op, const std::string& hint, bool all_members);
   void Advance(Op* op, const std::vector<std::size_t>& runs, bool hedge);
   void Ask(Op* op, MemberIndex peer, std::vector<std::size_t> runs);
   void Hedge(CallNumber number);
@@ -132,7 +136,7 @@ class RemoteLookup {
   Loop& loop_;
   Peers& peers_;
   PeerHealth& health_;
-  const Options options_;
+  Options options_;
   std::shared_ptr<const ClusterView> view_;
   OpId next_ = 1;
   std::map<OpId, Op> ops_;

@@ -357,6 +357,14 @@ void Replicator::Advance(JobId id) {
   EndJob(id, std::nullopt);
 }
 
+void Replicator::SetRate(std::uint64_t bytes_per_second) {
+  limit_.SetRate(bytes_per_second);
+  if (rate_timer_ == 0) return;
+  loop_.Cancel(rate_timer_);  // It was for the rate of before.
+  rate_timer_ = 0;
+  WaitForRate();
+}
+
 void Replicator::WaitForRate() {
   if (rate_timer_ != 0) return;
   rate_timer_ = loop_.At(limit_.ReadyAt(), [this] {

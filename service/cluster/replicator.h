@@ -87,6 +87,8 @@ class Replicator {
   void Announced(const std::vector<Announcement>& announcements);
   // Many ask for a run.
   void Hot(std::uint64_t anchor_hash);
+  // From now on.
+  void SetRate(std::uint64_t bytes_per_second);
   // Blocks of a run have left this node.
   void Evicted(std::uint64_t anchor_hash);
   // Peers::HandOver, for the home: `pointers` has heard it.

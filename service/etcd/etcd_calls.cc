@@ -107,7 +107,7 @@ void EtcdCalls::Tried(Registry::CallId id, std::uint64_t tries, const grpc::Stat
     return Finish(id, absl::OkStatus());
   }
   const EtcdServer& server = (*servers_)[call.server_index];
-  const absl::Status error = FromEtcd(status, server.name, server.tls);
+  const absl::Status error = FromEtcd(status, server.name, server.tls, user_);
   if (error.code() == absl::StatusCode::kUnauthenticated && call.wants_token && !user_.empty() &&
       !std::exchange(call.authenticated_again, true)) {
     TokenRefused(call.token);

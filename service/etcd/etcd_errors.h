@@ -13,7 +13,8 @@ namespace kvmill {
 // With a code of registry.h and "etcd SERVER: " before the message. UNAUTHENTICATED: the token is
 // old or missing, or user and password are wrong. What a server that wants TLS does to a connection
 // without it has a hint at that; others may do the same.
-absl::Status FromEtcd(const grpc::Status& status, absl::string_view server, bool tls);
+absl::Status FromEtcd(const grpc::Status& status, absl::string_view server, bool tls,
+                      absl::string_view user = "");
 
 // The reason with which etcd cancels a watch.
 absl::Status FromCancelReason(absl::string_view reason, absl::string_view server);

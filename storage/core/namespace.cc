@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "storage/core/namespace_difference.h"
 #include "storage/core/sha256.h"
 #include "storage/core/status_macros.h"
 
@@ -232,8 +233,13 @@ Fingerprint FingerprintOf(const NamespaceSpec& spec) {
 }
 
 std::string DescribeDifference(const NamespaceSpec& got, const NamespaceSpec& want) {
-  const auto differ = [](absl::string_view field, const auto& a, const auto& b) {
-    return absl::StrCat(field, " is \"", a, "\" here and \"", b, "\" there");
+  return DescribeDifference(got, want, "here", "there");
+}
+
+std::string DescribeDifference(const NamespaceSpec& got, const NamespaceSpec& want,
+                               absl::string_view where_got, absl::string_view where_want) {
+  const auto differ = [&](absl::string_view field, const auto& a, const auto& b) {
+    return absl::StrCat(field, " is \"", a, "\" ", where_got, " and \"", b, "\" ", where_want);
   };
   if (got.tenant != want.tenant) return "tenant differs";  // Another tenant's name is not shown.
   if (got.model != want.model) return differ("model", got.model, want.model);

@@ -2,6 +2,28 @@
 
 namespace kvmill {
 
+EntryLists::~EntryLists() {
+  if (shared_ == nullptr) return;
+  // Parents wait for their children, which may be on another list.
+  for (std::uint32_t erased = 1; erased > 0;) {
+    erased = 0;
+    for (int list = 0; list < static_cast<int>(lengths_.size()); ++list) {
+      for (EntryId leaf = BackLeaf(list); leaf != kNoEntry; leaf = BackLeaf(list), ++erased) {
+        Erase(leaf);
+      }
+    }
+  }
+  // What is left waits for a child that it no longer has (see EntryNode::incarnation).
+  for (EntryId id = 0; size_ > 0 && id < entries_max_; ++id) {
+    const bool here =
+        nodes_[id].previous >= sentinels_ && nodes_[id].previous < sentinels_ + lengths_.size();
+    if (!nodes_[id].parked || !here || !Contains(id)) continue;
+    nodes_[id].list = kUnknown;
+    --size_;
+  }
+  shared_->ReturnSentinels(sentinels_);
+}
+
 void EntryLists::Insert(int list, EntryId id, const EntryTraits& traits) {
   KVMILL_CHECK(id < entries_max_ && nodes_[id].list == kUnknown);
   Node& node = nodes_[id];

@@ -1,5 +1,6 @@
 // The order in which a policy holds its entries: a few doubly linked lists over one preallocated
-// array of nodes, and the parent of each entry, so that leaves can leave first.
+// array of nodes (its own, or one that several policies share), and the parent of each entry, so
+// that leaves can leave first.
 //
 // Internal to storage/eviction. Not thread-safe. Allocates in the constructor only.
 //
@@ -16,40 +17,35 @@
 
 #include "storage/core/check.h"
 #include "storage/eviction/policy.h"
+#include "storage/eviction/shared_nodes.h"
 
 namespace kvmill {
 
 class EntryLists {
  public:
-  struct Node {
-    std::uint32_t previous = 0;  // Towards the front.
-    std::uint32_t next = 0;      // Towards the back.
-    EntryId parent = kNoEntry;
-    std::uint32_t children = 0;
-    std::uint32_t key_hash = 0;  // The high half of EntryTraits::key_hash; for ghosts.
-    std::uint32_t stamp = 0;     // The policy's own: when it was last used.
-    // An id may be reused while children of its former block are still here (Remove allows it).
-    // They name a former incarnation and are then without a parent. 65536 such reuses under one
-    // child would cost that child's new "parent" a count, which is only an order.
-    std::uint16_t incarnation = 0;
-    std::uint16_t parent_incarnation = 0;
-    std::uint8_t list = kUnknown;
-    bool parked = false;
-    std::uint8_t level = 0;  // The policy's own.
-    std::uint8_t uses = 0;   // The policy's own.
-  };
-  static_assert(sizeof(Node) == 32);
+  using Node = EntryNode;
 
   EntryLists(const EvictionPolicy::Options& options, int list_count)
       : entries_max_(options.entries_max),
         leaf_first_(options.leaf_first),
-        nodes_(std::size_t{options.entries_max} + static_cast<std::size_t>(list_count)),
+        shared_(options.nodes),
+        own_(shared_ != nullptr
+                 ? 0
+                 : std::size_t{options.entries_max} + static_cast<std::size_t>(list_count)),
+        nodes_(shared_ != nullptr ? shared_->nodes() : own_.data()),
+        sentinels_(shared_ != nullptr ? shared_->ClaimSentinels() : entries_max_),
         lengths_(static_cast<std::size_t>(list_count), 0) {
-    for (std::uint32_t i = entries_max_; i < nodes_.size(); ++i) {
-      nodes_[i].previous = i;
-      nodes_[i].next = i;
+    KVMILL_CHECK(shared_ == nullptr ||
+                 (shared_->entries_max() == entries_max_ && list_count <= SharedNodes::kListsMax));
+    for (int list = 0; list < list_count; ++list) {
+      nodes_[Sentinel(list)].previous = Sentinel(list);
+      nodes_[Sentinel(list)].next = Sentinel(list);
     }
   }
+  // Shared nodes are as if nobody had known them.
+  ~EntryLists();
+  EntryLists(const EntryLists&) = delete;
+  EntryLists& operator=(const EntryLists&) = delete;
 
   bool Contains(EntryId id) const { return id < entries_max_ && nodes_[id].list != kUnknown; }
   Node& operator[](EntryId id) {
@@ -117,12 +113,13 @@ class EntryLists {
   // Entries whose list it is, parked ones too.
   std::uint32_t length(int list) const { return lengths_[static_cast<std::size_t>(list)]; }
   std::uint32_t size() const { return size_; }
-  std::size_t bytes() const { return nodes_.size() * sizeof(Node); }
+  // Of its own nodes; shared ones are counted by who shares them.
+  std::size_t bytes() const { return own_.size() * sizeof(Node); }
 
  private:
-  static constexpr std::uint8_t kUnknown = 0xFF;
+  static constexpr std::uint8_t kUnknown = EntryNode::kUnknown;
 
-  std::uint32_t Sentinel(int list) const { return entries_max_ + static_cast<std::uint32_t>(list); }
+  std::uint32_t Sentinel(int list) const { return sentinels_ + static_cast<std::uint32_t>(list); }
   EntryId AsEntry(std::uint32_t index) const { return index < entries_max_ ? index : kNoEntry; }
 
   void Unlink(EntryId id) {
@@ -150,7 +147,10 @@ class EntryLists {
   std::uint32_t entries_max_;
   bool leaf_first_;
   std::uint32_t size_ = 0;
-  std::vector<Node> nodes_;  // Entries, then one sentinel a list.
+  SharedNodes* const shared_;  // Null: own_ are the nodes.
+  std::vector<Node> own_;
+  Node* const nodes_;  // Entries, and from sentinels_ on one sentinel a list.
+  const std::uint32_t sentinels_;
   std::vector<std::uint32_t> lengths_;
 };
 

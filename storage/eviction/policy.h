@@ -27,6 +27,8 @@ namespace kvmill {
 using EntryId = std::uint32_t;
 inline constexpr EntryId kNoEntry = 0xFFFFFFFFu;
 
+class SharedNodes;  // storage/eviction/shared_nodes.h
+
 struct EntryTraits {
   // 64-bit hash of the full block key; what ghosts and frequency sketches remember.
   std::uint64_t key_hash = 0;
@@ -49,6 +51,11 @@ class EvictionPolicy {
     // False: the algorithm as published, blind to parents. For comparing in a replay; a daemon
     // leaves it on. The policy "returns" is about chains and does not heed it.
     bool leaf_first = true;
+    // Where the entries are kept, with those of other policies for as many ids, so that many orders
+    // of few entries each cost one array. No two of them may know an id at once, and the parent of
+    // an entry must be of the same policy or of none. Null: an array of the policy's own. Outlives
+    // the policy.
+    SharedNodes* nodes = nullptr;
   };
 
   virtual ~EvictionPolicy() = default;
@@ -68,10 +75,17 @@ class EvictionPolicy {
   virtual EntryId Evict(absl::FunctionRef<bool(EntryId)> may_leave) = 0;
   static constexpr int kAsksMax = 64;
 
+  // Whether it is known; with Options::nodes, to any of the policies that share them.
+  virtual bool Contains(EntryId id) const = 0;
+  // The parent of a known entry, kNoEntry when that is not known.
+  virtual EntryId Parent(EntryId id) const = 0;
   virtual std::uint32_t size() const = 0;  // Known entries.
   virtual std::string_view name() const = 0;
-  // Everything the policy holds (links, ghosts, sketches), divided by entries_max.
-  virtual std::size_t bytes_per_entry() const = 0;
+  // Everything the policy holds: links (but for Options::nodes), ghosts, sketches.
+  virtual std::size_t bytes() const = 0;
+  virtual std::uint32_t entries_max() const = 0;
+  // The first divided by the second, rounded to the nearest.
+  std::size_t bytes_per_entry() const { return (bytes() + entries_max() / 2) / entries_max(); }
 };
 
 // The policy that kvmilld uses: "returns"; chosen by trace replay

@@ -92,11 +92,12 @@ class ReturnsPolicy final : public EvictionPolicy {
     return kNoEntry;
   }
 
+  bool Contains(EntryId id) const override { return lists_.Contains(id); }
+  EntryId Parent(EntryId id) const override { return lists_.Parent(id); }
   std::uint32_t size() const override { return lists_.size(); }
   std::string_view name() const override { return "returns"; }
-  std::size_t bytes_per_entry() const override {
-    return BytesPerEntry(lists_.bytes() + ghosts_.bytes(), options_.entries_max);
-  }
+  std::size_t bytes() const override { return lists_.bytes() + ghosts_.bytes(); }
+  std::uint32_t entries_max() const override { return options_.entries_max; }
 
  private:
   static Options WithLeafFirst(Options options) {

@@ -39,11 +39,12 @@ class SievePolicy final : public EvictionPolicy {
     return kNoEntry;
   }
 
+  bool Contains(EntryId id) const override { return lists_.Contains(id); }
+  EntryId Parent(EntryId id) const override { return lists_.Parent(id); }
   std::uint32_t size() const override { return lists_.size(); }
   std::string_view name() const override { return "sieve"; }
-  std::size_t bytes_per_entry() const override {
-    return BytesPerEntry(lists_.bytes(), entries_max_);
-  }
+  std::size_t bytes() const override { return lists_.bytes(); }
+  std::uint32_t entries_max() const override { return entries_max_; }
 
  private:
   std::uint32_t entries_max_;

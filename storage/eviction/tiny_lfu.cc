@@ -122,11 +122,12 @@ class TinyLfuPolicy final : public EvictionPolicy {
     return kNoEntry;
   }
 
+  bool Contains(EntryId id) const override { return lists_.Contains(id); }
+  EntryId Parent(EntryId id) const override { return lists_.Parent(id); }
   std::uint32_t size() const override { return lists_.size(); }
   std::string_view name() const override { return "w-tinylfu"; }
-  std::size_t bytes_per_entry() const override {
-    return BytesPerEntry(lists_.bytes() + sketch_.bytes(), entries_max_);
-  }
+  std::size_t bytes() const override { return lists_.bytes() + sketch_.bytes(); }
+  std::uint32_t entries_max() const override { return entries_max_; }
 
  private:
   void Use(EntryId id) {

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   app.add_option("direct", options.direct_io, "0: through the page cache")->capture_default_str();
   app.add_option("memtable_bytes", options.memtable_bytes, "0: as in kvmilld")
       ->capture_default_str();
+  app.add_flag("--encrypt", options.encrypt, "With a key of this run");
   CLI11_PARSE(app, argc, argv);
   // As in kvmilld: memory that was touched once is kept, since touching fresh pages is what costs.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);

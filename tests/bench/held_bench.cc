@@ -1,4 +1,5 @@
-// What it costs the store to tell of its blocks, and HeldRuns to keep account of them.
+// What it costs the store to tell of its blocks: to HeldRuns, which keeps account of them, and to
+// the journal of events, without and with a reader.
 //
 // Small blocks are copied in (BeginCopy: no encoder in the way) and removed, in stores with and
 // without an observer by turns; times are medians over the rounds.
@@ -13,6 +14,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "service/event_journal.h"
 #include "service/held_runs.h"
 #include "storage/core/check.h"
 #include "storage/core/page_layout.h"
@@ -82,6 +84,55 @@ double Median(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
+// Until everything is read.
+void ReadAll(EventJournal& journal, EventJournal::Reader& reader, std::size_t* events) {
+  EventJournal::Part part;
+  while (*journal.Next(reader, &part)) *events += part.events.size();
+}
+
+void EventsRound(const std::vector<Block>& blocks, bool read, Times* times) {
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const double count = static_cast<double>(blocks.size());
+  EventJournal journal({});
+  TieredStore::Options options;
+  options.host_bytes = (blocks.size() * 8192 / (std::uint64_t{64} << 20) + 1) * (64 << 20);
+  options.arena_bytes = 64 << 20;
+  options.observer = &journal;
+  auto store = TieredStore::Create(options, SystemClock(), nullptr);
+  KVMILL_CHECK(store.ok());
+  journal.Start(**store);
+  const NamespaceId space = (*store)->OpenNamespace("bench", Spec())->id;
+  EventJournal::ReaderPtr reader;
+  std::size_t events = 0;
+  if (read) {
+    reader = *journal.Open("default", {.snapshot = true}, [] {});
+    journal.WaitSettled();
+    ReadAll(journal, *reader, &events);
+  }
+  const auto begin = now();
+  for (const Block& block : blocks) {
+    auto copy =
+        (*store)->BeginCopy({space, 0, block.key}, block.origin,
+                            {static_cast<std::uint32_t>(block.page.size())}, absl::ZeroDuration());
+    KVMILL_CHECK(copy.ok());
+    std::memcpy(copy->pages()[0].data(), block.page.data(), block.page.size());
+    KVMILL_CHECK(copy->Commit().ok());
+  }
+  const auto stored = now();
+  times->store.push_back(Seconds(stored - begin) / count * 1e9);
+  if (read) {
+    journal.WaitSettled();
+    times->settle.push_back(Seconds(now() - stored));
+    KVMILL_CHECK(journal.stats().blocks == blocks.size());
+    ReadAll(journal, *reader, &events);
+  }
+  const auto removing = now();
+  for (const Block& block : blocks) KVMILL_CHECK((*store)->Remove(space, {block.key}).ok());
+  times->remove.push_back(Seconds(now() - removing) / count * 1e9);
+  if (read) journal.Close(reader);
+  journal.Stop(absl::OkStatus());
+}
+
 void Round(const std::vector<Block>& blocks, bool observed, Times* times) {
   const auto now = [] { return std::chrono::steady_clock::now(); };
   const double count = static_cast<double>(blocks.size());
@@ -137,10 +188,12 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", rounds, "With and without an observer each")->check(CLI::Range(1, 99));
   CLI11_PARSE(app, argc, argv);
   const std::vector<kvmill::Block> made = kvmill::MakeBlocks(blocks);
-  kvmill::Times with, without;
+  kvmill::Times with, without, unread, read;
   for (int round = 0; round < rounds; ++round) {
     kvmill::Round(made, false, &without);
     kvmill::Round(made, true, &with);
+    kvmill::EventsRound(made, false, &unread);
+    kvmill::EventsRound(made, true, &read);
   }
   using kvmill::Median;
   std::printf("store: %.0f ns a block, %.0f with an observer\n", Median(without.store),
@@ -149,5 +202,10 @@ int main(int argc, char** argv) {
               Median(with.remove));
   std::printf("entered %.1f ms after the last block; a walk: %.0f ns a block\n",
               Median(with.settle) * 1e3, Median(with.walk));
+  std::printf(
+      "events: store %.0f ns a block unread, %.0f read; remove %.0f and %.0f; in the "
+      "journal %.1f ms after the last block\n",
+      Median(unread.store), Median(read.store), Median(unread.remove), Median(read.remove),
+      Median(read.settle) * 1e3);
   return 0;
 }

@@ -323,6 +323,24 @@ TEST_F(ClusterFetchTest, PeopleAreToldWhoHasABlock) {
       EXPECT_TRUE(holder.told || holder.member.id != name) << "of itself it knows";
     }
   }
+  // Of another block of the run, without its anchor: who has it knows that, others ask everybody.
+  const BlockKey later = KeysOf("s", 6)[5];
+  const auto homes = [&](const std::string& name, const BlockKey& anchor, std::uint32_t place) {
+    const auto found = ClientOf(name).Where("shared", later, anchor, place);
+    EXPECT_TRUE(found.ok()) << found.status();
+    std::vector<std::string> ids;
+    for (std::size_t i = 0; found.ok() && i < found->homes.size(); ++i) {
+      ids.push_back(found->homes[i].id);
+    }
+    return ids;
+  };
+  for (const char* name : {"a", "b"}) {
+    Until([&] { return homes(name, BlockKey(), 0) == homes(name, key, 5); });
+  }
+  Until([&] {
+    const auto found = ClientOf("c").Where("shared", later, BlockKey(), 0);
+    return found.ok() && found->holders.size() == 2;
+  });
 }
 
 }  // namespace

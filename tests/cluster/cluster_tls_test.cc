@@ -82,5 +82,50 @@ TEST_F(ClusterTlsTest, NodesShareBlocksWithNodesOnly) {
   EXPECT_EQ(nodes_.at("a").process->WaitExit().code, 0);
 }
 
+// The mistake of everybody who has one certificate for each host.
+class OwnNamesTest : public ClusterTest {
+ protected:
+  std::vector<std::string> Trust() const override {
+    return {"--tls-ca",    authority_.ca_path(),
+            "--tls-cert",  own_->certificate,
+            "--tls-key",   own_->key,
+            "--admin",     "127.0.0.1:0",
+            "--log-level", "info"};
+  }
+  std::string Log(const std::string& name) { return nodes_.at(name).process->standard_error(); }
+
+  TestAuthority authority_;
+  TestAuthority::Files a_ = authority_.Issue("n", "DNS:node-1,IP:127.0.0.1");
+  TestAuthority::Files b_ = authority_.Issue("n", "DNS:node-2,IP:127.0.0.1");
+  const TestAuthority::Files* own_ = &a_;
+};
+
+TEST_F(OwnNamesTest, NodesThatTakeEachOtherForStrangersSayWhatToDo) {
+  StartNode("a", kLongLease);
+  own_ = &b_;
+  StartNode("b", kLongLease);
+  ASSERT_FALSE(HasFatalFailure());
+  for (const char* name : {"a", "b"}) {
+    const std::string other = name[0] == 'a' ? "b" : "a";
+    const std::string mine = name[0] == 'a' ? "node-1" : "node-2";
+    Until([&] { return !StatusOf(name).problem.empty(); });
+    const std::string problem = StatusOf(name).problem;
+    EXPECT_THAT(problem, HasSubstr(absl::StrCat("node \"", other, "\" at 127.0.0.1:")));
+    EXPECT_THAT(problem, HasSubstr("refuses this node"));
+    EXPECT_THAT(problem, HasSubstr(absl::StrCat("not of \"", mine, "\"")));
+    EXPECT_THAT(problem, HasSubstr("name this node's certificate in its --tls-peers"));
+    EXPECT_THAT(Log(name), HasSubstr(absl::StrCat("cluster: ", problem)));
+    // And the other end.
+    Until([&] { return Log(other).find("is refused: the certificate of") != std::string::npos; });
+    EXPECT_THAT(Log(other), HasSubstr(absl::StrCat("the certificate of \"", mine, "\" is not")));
+  }
+  // Who is told the names has no problem.
+  KillNode("b");
+  StartNode("b", "b", kLongLease, {"--tls-peers", "node-1,node-2"});
+  ASSERT_FALSE(HasFatalFailure());
+  Until([&] { return StatusOf("a").problem.empty(); });
+  Until([&] { return !StatusOf("b").problem.empty(); });  // a was told nothing.
+}
+
 }  // namespace
 }  // namespace kvmill::testing

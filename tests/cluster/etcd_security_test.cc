@@ -43,6 +43,8 @@ TEST_F(EtcdRegistryTest, UsersProveWhoTheyAre) {
   ASSERT_TRUE(put.ok() && put->done) << put.status();
   const auto other = List("/u/");
   EXPECT_EQ(other.status().code(), absl::StatusCode::kPermissionDenied) << other.status();
+  EXPECT_THAT(std::string(other.status().message()),
+              HasSubstr("(user \"mill\" of --etcd-user has to be allowed to read and write"));
   Watcher watcher;
   Watch(&watcher, put->header.revision);
   ASSERT_TRUE(watcher.WaitChanges(1));
@@ -86,7 +88,9 @@ TEST_F(EtcdRegistryTest, UsersProveWhoTheyAre) {
   EXPECT_EQ(unknown.broken.code(), absl::StatusCode::kUnauthenticated) << unknown.broken;
   options.user = "";
   Connect(options);
-  EXPECT_EQ(List().status().code(), absl::StatusCode::kUnauthenticated);
+  const absl::Status nobody = List().status();
+  EXPECT_EQ(nobody.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_THAT(std::string(nobody.message()), HasSubstr("it wants a user: --etcd-user NAME"));
 }
 
 TEST(EtcdTlsTest, BothEndsProveWhoTheyAre) {
@@ -119,7 +123,8 @@ TEST(EtcdTlsTest, BothEndsProveWhoTheyAre) {
 
   EtcdOptions without_key = right;
   without_key.certificate_pem = without_key.key_pem = "";
-  EXPECT_FALSE(list(without_key, etcd.address()).ok());
+  EXPECT_THAT(std::string(list(without_key, etcd.address()).message()),
+              HasSubstr("if it wants a certificate: --etcd-cert FILE, --etcd-key FILE"));
   EtcdOptions stranger = right;
   stranger.certificate_pem = ReadText(strangers.certificate_path());
   stranger.key_pem = ReadText(strangers.key_path());

@@ -56,5 +56,23 @@ TEST(RateLimitTest, AYoungNodeTakesLess) {
   EXPECT_NEAR(static_cast<double>(taken), 15312, 20);
 }
 
+TEST(RateLimitTest, ANewRateHoldsFromNowOnAndWhatIsOwedStays) {
+  SimEvents events(1, false);
+  SimLoop loop(events, kSimSecond, 0);
+  RateLimit limit(loop.clock(), {.bytes_per_second = 1000, .ramp_nanos = 10 * kSimSecond});
+  events.RunUntil(events.now() + 100 * kSimSecond, [] {});
+  limit.Charge(1100);  // 1000 of them are not earned yet.
+  EXPECT_NEAR(static_cast<double>(limit.ReadyAt() - loop.clock().MonotonicNanos()), 1e9, 1e6);
+  limit.SetRate(10'000);
+  EXPECT_NEAR(static_cast<double>(limit.ReadyAt() - loop.clock().MonotonicNanos()), 1e8, 1e6);
+  limit.SetRate(100);
+  EXPECT_NEAR(static_cast<double>(limit.ReadyAt() - loop.clock().MonotonicNanos()), 1e10, 1e7);
+  events.RunUntil(events.now() + 11 * kSimSecond, [] {});
+  EXPECT_TRUE(limit.Ready());
+  events.RunUntil(events.now() + 100 * kSimSecond, [] {});
+  limit.SetRate(1000);
+  EXPECT_NEAR(static_cast<double>(limit.NanosFor(200)), 1e8, 1e6) << "a burst is of the new rate";
+}
+
 }  // namespace
 }  // namespace kvmill

@@ -104,6 +104,16 @@ TEST_F(TicketDaemonsTest, WhoEndsATicketEndsItOnBothSides) {
     const std::string ticket = make("for-a", {.consumer = "a", .ttl = kPatient.ttl});
     EXPECT_TRUE(absl::IsPermissionDenied(of("b", ticket)));
     EXPECT_TRUE(absl::IsFailedPrecondition(ClientOf("b").RevokeTicket(ticket)));
+    NamespaceSpec other = Spec(SmallSpec());
+    other.model = "another";
+    const auto another = ClientOf("b").OpenNamespace("another", other);
+    ASSERT_TRUE(another.ok()) << another.status();
+    const absl::Status of_another =
+        ClientOf("b").RedeemTicket(*another, ticket, nullptr, kLongCall).status;
+    EXPECT_TRUE(absl::IsFailedPrecondition(of_another)) << of_another;
+    EXPECT_THAT(std::string(of_another.message()),
+                ::testing::HasSubstr("the ticket is of namespace \"n\" ("));
+    EXPECT_THAT(std::string(of_another.message()), ::testing::HasSubstr("not of \"another\" ("));
   }
   {
     // The prefill engine dies, and its session with it.

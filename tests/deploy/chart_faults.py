@@ -38,6 +38,8 @@ REFUSED = [
     ("etcd: {password: x}", "need etcd.user"),
     ("etcd: {user: u, password: x, existingSecret: s}", "etcd.existingSecret s: etcd.password is set as well"),
     ("etcd: {tls: {clientCertificate: true}}", "etcd.tls.clientCertificate: needs etcd.tls.existingSecret"),
+    ("disk: {enabled: false, encryption: {existingSecret: s}}", "disk.encryption.existingSecret s: needs disk.enabled"),
+    ("disk: {encryption: {key: s}}", "key"),
     ("copies: 1", "copies 1: needs etcd.endpoints"),
     ("copies: 5", "copies: Must be less than or equal to 4"),
     ("replicationRate: 1KiB", "replicationRate 1KiB: want at least 64KiB"),

@@ -170,6 +170,9 @@ class ConfigTest(unittest.TestCase):
         os.mkdir(os.path.join(cls.etc, "etcd-password"))
         with open(os.path.join(cls.etc, "etcd-password/password"), "w", encoding="utf-8") as file:
             file.write("secret\n")
+        os.mkdir(os.path.join(cls.etc, "disk-keys"))
+        with open(os.open(os.path.join(cls.etc, "disk-keys/keys"), os.O_WRONLY | os.O_CREAT, 0o440), "w", encoding="utf-8") as file:
+            file.write("".join(f"{(7 * i) % 256:02x}" for i in range(32)) + "\n")
         os.mkdir(os.path.join(cls.etc, "config"))
         cls.options = {name.replace("-", "_") for name in
                        re.findall(r"^ +(?:-\w,)?--([a-z-]+)", run([OPTIONS.kvmilld, "--help"]).stdout, re.MULTILINE)}
@@ -187,6 +190,8 @@ class ConfigTest(unittest.TestCase):
         moved = {key: here(str(value)) for key, value in config.items()}
         with open(os.path.join(self.etc, "config/kvmill.yaml"), "w", encoding="utf-8") as file:
             yaml.safe_dump(moved, file)
+        with open(os.path.join(self.etc, "config/tenants.yaml"), "w", encoding="utf-8") as file:
+            file.write(kind(objects, "ConfigMap")["data"].get("tenants.yaml", "none"))
         flags = [here(flag) for flag in flags]
         return run([OPTIONS.kvmilld, *flags, "--check-config"])
 
@@ -225,8 +230,15 @@ class ConfigTest(unittest.TestCase):
         self.assertEqual((flags["ucx"], flags["advertise"]), ("[fd00::7]:7610", "[fd00::7]:7600"))
         config, _, _ = told(objects_of("default"))
         self.assertNotIn("listen", config)
+        self.assertNotIn("tenants", config)
+        for case, tenant in (("small", "uid-1000"), ("tls", "team-a")):
+            self.assertEqual(told(objects_of(case))[0]["tenants"], "/etc/kvmill/config/tenants.yaml")
+            tenants = yaml.safe_load(kind(objects_of(case), "ConfigMap")["data"]["tenants.yaml"])["tenants"]
+            self.assertEqual(tenants[tenant]["quota"], {"soft": "10GiB", "hard": "20GiB"})
         config, flags, _ = told(objects_of("everything"))
         self.assertEqual((config["encode_threads"], config["eviction_policy"]), ("4", "lru"))
+        self.assertEqual(config["disk_key_file"], "/etc/kvmill/disk-keys/keys")
+        self.assertNotIn("disk_key_file", told(objects_of("default"))[0])
         self.assertNotIn("ucx", flags)
 
 
@@ -287,6 +299,33 @@ class ProfileTest(unittest.TestCase):
         annotations = [daemon(objects_of(case))["metadata"]["annotations"]["checksum/config"] for case in CASES]
         self.assertEqual(len(set(annotations)), len(CASES))
 
+    def test_what_a_daemon_takes_over_while_it_runs_starts_no_pod_again(self):
+        text = open(os.path.join(ROOT, "docs/configuration.md"), encoding="utf-8").read()
+        reloadable = set(re.findall(r"^\| `--[a-z-]+` \| `([a-z_]+)` \| .* \| yes \| [^|]*\|$", text, re.MULTILINE))
+        template = open(os.path.join(CHART, "templates/_config.tpl"), encoding="utf-8").read()
+        (listed,) = re.findall(r"omit \$config (.*?) -}}", template)
+        self.assertEqual(set(re.findall(r'"(\w+)"', listed)), reloadable)
+        self.assertGreater(len(reloadable), 5)
+
+        def both(values):
+            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+                file.write(values)
+                file.flush()
+                result = render(CASES["default"], file.name)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            objects = k8s_types.load_all(result.stdout)
+            return (daemon(objects)["metadata"]["annotations"]["checksum/config"],
+                    kind(objects, "ConfigMap")["data"]["kvmill.yaml"])
+
+        before = both("{}")
+        logs = both("logLevel: debug")
+        self.assertEqual(logs[0], before[0])
+        self.assertNotEqual(logs[1], before[1])
+        self.assertNotEqual(both("hostBytes: 9GiB")[0], before[0])
+        off, more = both("watchConfig: false"), both("{watchConfig: false, logLevel: debug}")
+        self.assertNotIn("watch_config", off[1])
+        self.assertNotEqual(more[0], off[0])
+
     def test_the_grace_period_is_the_sum(self):
         self.assertEqual(daemon(objects_of("cluster"))["spec"]["terminationGracePeriodSeconds"], 300 + 5 + 60)
         self.assertEqual(kvmilld(objects_of("cluster"))["lifecycle"]["preStop"]["exec"]["command"], ["sleep", "5"])
@@ -341,6 +380,16 @@ class FilesTest(unittest.TestCase):
             with open(path, encoding="utf-8") as file:
                 groups += yaml.safe_load(file)["groups"]
         self.assertEqual(kind(objects, "PrometheusRule")["spec"]["groups"], groups)
+
+    def test_a_dashboard_without_its_rules_is_warned_of(self):
+        for rules in (True, False):
+            with tempfile.TemporaryDirectory() as folder:
+                values = os.path.join(folder, "values.yaml")
+                with open(values, "w", encoding="utf-8") as file:
+                    yaml.safe_dump({"dashboards": {"enabled": True}, "prometheusRule": {"enabled": rules}}, file)
+                notes = render(values, more=["--notes"])
+            self.assertEqual(notes.returncode, 0, notes.stderr)
+            self.assertEqual("dashboards without prometheusRule" in notes.stdout, not rules, notes.stdout)
 
     def test_files_are_not_templates(self):
         """Prometheus and Grafana have {{ }} of their own."""

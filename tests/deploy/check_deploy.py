@@ -6,7 +6,8 @@ Fails on: a docs/metrics.md that is not what `kvmilld --print-metrics` says; an 
 that asks for a metric, a label or a recording rule that is not there; an alert without severity, summary, a `runbook`
 heading in docs/operations.md, a test that it fires and one that it is silent; a heading of that chapter without alert;
 rules or tests that promtool finds wrong; a dashboard with panels that share an id or a place, or that Grafana would ask
-questions about. `--self-test` plants such faults and checks that they are found.
+questions about; a panel of rates whose unit does not say that they are a second's. `--self-test` plants such faults and
+checks that they are found.
 
 check_deploy.py --kvmilld PROGRAM --promtool PROGRAM [ROOT]
 """
@@ -34,6 +35,9 @@ KEYWORDS = {"by", "without", "on", "ignoring", "group_left", "group_right", "and
             "nan", "atan2"}
 # Of a scrape, not of kvmill.
 FOREIGN = {"up": {"job", "instance"}}
+# A sum of rates, which no other divides, and units of Grafana for it.
+RATE = r"sum( by \([^)]*\) )?\(rate\([^()]*\)\)"
+UNITS_OF_RATES = {"Bps", "reqps"}
 # Faults of the self-test that nothing else finds: the tests of the rules take their time.
 NEED_RULE_TESTS = {"nothing", "threshold", "arithmetic"}
 
@@ -146,8 +150,11 @@ def check_dashboard(root, promtool, families, recorded):
         where = f"panel {panel['title']}"
         if not panel.get("description") or not panel.get("targets") or not panel["fieldConfig"]["defaults"].get("unit"):
             yield f"{where}: it lacks a description, targets or a unit"
+        unit = panel["fieldConfig"]["defaults"].get("unit", "")
         for target in panel.get("targets", []):
             expression = target["expr"]
+            if re.fullmatch(RATE, expression) and not (unit.endswith("/s") or unit in UNITS_OF_RATES):
+                yield f"{where}: its unit is {unit}, and it shows what happens in a second"
             for name in set(re.findall(r"\$(\w+)", expression)) - variables - {"__rate_interval"}:
                 yield f"{where}: there is no variable {name}"
             expression = re.sub(r"\$\w+", "5m", expression)
@@ -201,6 +208,7 @@ def self_test(root, reference, promtool):
         "variable of a panel": (DASHBOARD, "$instance", "$node"),
         "panel id": (DASHBOARD, '"id": 3,', '"id": 4,'),
         "panel place": (DASHBOARD, '"x": 12,', '"x": 5,'),
+        "unit of rates": (DASHBOARD, '"unit": "suffix: blocks/s"', '"unit": "none"'),
         "not provisioned": (DASHBOARD, '"uid": "kvmill"', '"uid": ""'),
     }
     wrong = 0

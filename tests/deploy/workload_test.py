@@ -87,6 +87,7 @@ class Case(unittest.TestCase):
     """A daemon, a client, and the model of a daemon that has just been started."""
 
     flags = ()
+    has_namespace = False
 
     def setUp(self):
         self.daemon = Daemon(*self.flags)
@@ -117,6 +118,7 @@ class Case(unittest.TestCase):
         """The whole scrape with the whole model, once what runs in the background has come to rest."""
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
+            self.account_of_tenants()
             different = list(self.model.differences(self.scrape()))
             if not different:
                 return
@@ -124,16 +126,33 @@ class Case(unittest.TestCase):
                 self.fail(f"after {step}:\n  " + "\n  ".join(different))
             time.sleep(0.02)
 
+    def account_of_tenants(self):
+        """What `ls` has, of the one tenant; once it has a namespace."""
+        if not self.has_namespace:
+            return
+        listed = self.command("ls")
+        used = sum(entry["bytes"] for entry in listed)
+        host = sum(entry["bytes"] for entry in listed if entry["tier"] == "host")
+        self.model.set("quota_used_bytes", used, tenant="default")
+        self.model.set("quota_charged_bytes", (used, BIG), tenant="default")
+        self.model.set("quota_tier_bytes", host, tenant="default", tier="host")
+        self.model.set("quota_tier_bytes", (used - host, used), tenant="default", tier="disk")
+        self.model.set("quota_rejections_total", 0, tenant="default")
+
     def fresh_model(self):
         m = exposition.Model(self.families)
         ready = self.daemon.ready
         m.set("build_info", 1, version=ready["version"], device="host", boot_id=ready["boot_id"])
         m.set("start_time_seconds", (time.time() - 3600, time.time() + 60))
-        for name in ("draining", "lookup_blocks_total", "lookup_tokens_total", "skipped_promotions_total", "unpromoted_blocks",
+        m.set("config_loaded_time_seconds", (time.time() - 3600, time.time() + 60))
+        for result in ("applied", "refused"):
+            m.set("config_reloads_total", 0, result=result)
+        for name in ("config_refused", "config_pending_options", "log_messages_suppressed_total", "draining", "lookup_blocks_total", "lookup_tokens_total", "skipped_promotions_total", "unpromoted_blocks",
                      "data_connections", "data_hosts", "data_calls", "staging_bytes", "sessions", "leases", "leased_bytes",
-                     "registrations", "lease_expirations_total", "referenced_blocks", "unwritten_blocks", "assembling_blocks",
+                     "registrations", "lease_expirations_total", "referenced_blocks", "unwritten_blocks", "disk_write_failures_total", "assembling_blocks",
                      "membership_stale", "pulled_bytes_total", "replication_bytes_total", "replication_queue_runs",
-                     "handing_over_blocks", "pointer_differences_total", "tickets_created_total", "ticket_pages_bytes_total"):
+                     "handing_over_blocks", "pointer_differences_total", "tickets_created_total", "ticket_pages_bytes_total",
+                     "events_dropped_total", "event_readers", "event_blocks", "event_walks_total"):
             m.set(name, 0)
         m.set("metadata_bytes", (1, BIG))
         m.set("host_huge_page_bytes", (0, HOST_BYTES))
@@ -142,6 +161,7 @@ class Case(unittest.TestCase):
                  ("stored_blocks_total", "result", ("stored", "existing", "rejected", "raw")),
                  ("tier_used_bytes", "tier", ("host", "disk")), ("tier_blocks", "tier", ("host", "disk")),
                  ("eviction_age_seconds", "tier", ("host", "disk")), ("checksum_failures_total", "tier", ("host", "disk")),
+                 ("events_total", "event", ("stored", "moved", "removed", "cleared")),
                  ("members", "state", ("serving", "draining")), ("pulled_blocks_total", "result", ("stored", "miss", "damaged")),
                  ("replication_blocks_total", "result", ("copied", "failed")),
                  ("handed_over_blocks_total", "result", ("safe", "left")), ("tickets", "side", ("producer", "consumer")),
@@ -157,7 +177,7 @@ class Case(unittest.TestCase):
         m.set("tier_capacity_bytes", (HOST_BYTES - (4 << 20), HOST_BYTES), tier="host")
         m.set("tier_capacity_bytes", DISK_BYTES, tier="disk")
         for tier in ("host", "disk"):
-            for reason in ("capacity", "admin", "removed", "corrupt"):
+            for reason in ("capacity", "admin", "removed", "corrupt", "quota"):
                 m.set("evicted_blocks_total", 0, tier=tier, reason=reason)
         for path in ("inline", "map", "ucx"):
             for tier in ("host", "disk"):
@@ -176,6 +196,7 @@ class Case(unittest.TestCase):
 
     # --- What the model knows of each thing that happens. ---
     def opened(self, name):
+        self.has_namespace = True
         return self.client.open_namespace(name, kvmill.NamespaceSpec(
             groups=[kvmill.LayerGroup(range(LAYERS), HEADS, HEAD_DIM)], model=name, block_tokens=TOKENS))
 
@@ -458,7 +479,8 @@ class WorkloadTest(Case):
         self.command("evict", "--tier", "host")
         self.evicted(3, "host", "admin")  # Two that were loaded, one that was stored.
         self.compare("and an eviction")
-        only_here = {"peer_info", "peer_requests_total", "peer_failures_total"}  # In a cluster.
+        # In a cluster; with an encrypted disk; with quotas.
+        only_here = {"peer_info", "peer_requests_total", "peer_failures_total", "disk_key_bytes", "quota_limit_bytes"}
         unknown = [name for name in self.model.families_without() if name[len("kvmill_"):] not in only_here]
         self.assertEqual(unknown, ["kvmill_data_transport_connections"])  # Since the restart; before it was there.
         exposition.check(PROMTOOL, exposition.get(self.daemon.ready))
@@ -561,6 +583,9 @@ class NamesTest(unittest.TestCase):
                          {"secret": str(tiles), "hidden": str(2 * tiles), "other namespaces": str(7 * tiles)})
         strange = self.scrape(self.ADDRESS)
         self.assertEqual(self.counts(strange), {"all namespaces": str(10 * tiles)})
+        # Nor names of tenants.
+        for text, tenant in ((known, "default"), (strange, "all tenants")):
+            self.assertEqual(re.findall(r'^kvmill_quota_used_bytes{tenant="([^"]*)"} ', text, re.MULTILINE), [tenant])
         for text in (known, strange):
             exposition.check(PROMTOOL, text)
         for name in ("secret", "hidden", "third", "fourth"):

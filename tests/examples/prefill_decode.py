@@ -10,7 +10,8 @@ blocks where its daemon keeps them. Each is also a command of its own, for a nod
     prefill_decode.py prefill SOCKET_A          prints the ticket, and stays until its standard input ends
     prefill_decode.py decode SOCKET_B TICKET
 
-SOCKET_A and SOCKET_B are as unix:/run/kvmill/kvmill.sock.
+SOCKET_A and SOCKET_B are as unix:/run/kvmill/kvmill.sock. K and V are noise here, of which 2-bit values keep least: attention
+is some 50 % off. That of K and V of a small model is 20 % off (deploy/quickstart.sh prints it).
 """
 import asyncio
 import subprocess
@@ -116,7 +117,7 @@ async def decode(socket, ticket):
                 want = np.einsum("ht,thd->hd", weights / weights.sum(axis=1, keepdims=True), v)
                 worst = max(worst, np.linalg.norm(output - want) / np.linalg.norm(want))
     print(f"redeemed {len(hits)} blocks of {LAYERS} layers, {sum(block.token_count for block in hits)} tokens; layers came in "
-          f"the order {whole_layers}; attention over 4-bit keys and 2-bit values is off by {100 * worst:.0f} %")
+          f"the order {whole_layers}; attention over 4-bit keys and 2-bit values of noise is off by {100 * worst:.0f} %")
     return 0
 
 

@@ -5,6 +5,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -107,6 +108,35 @@ TEST_F(ProcessTest, SigtermDrainsAndExitsZero) {
   const auto hits = client_->Lookup(Open("n", SmallSpec()), KeysOf("s", 4));
   ASSERT_TRUE(hits.ok());
   EXPECT_EQ(hits->hit_blocks, 4u);
+}
+
+TEST_F(ProcessTest, ADrainThatLeavesBlocksInMemoryOnlyExitsOne) {
+  StartDurable();
+  const ClientNamespace ns = Open("n", SmallSpec());
+  Sequence sequence(SmallSpec(), 64 * 64, 1);
+  EXPECT_EQ(Put(ns, "s", sequence).blocks_stored, 64u);
+  // From now on no file of the daemon grows past it: as a full disk.
+  rlimit limited{};
+  ASSERT_EQ(prlimit(daemon_->pid(), RLIMIT_FSIZE, nullptr, &limited), 0);
+  limited.rlim_cur = 64 << 10;
+  ASSERT_EQ(prlimit(daemon_->pid(), RLIMIT_FSIZE, &limited, nullptr), 0);
+  daemon_->Signal(SIGTERM);
+  const Exit exit = daemon_->WaitExit();
+  EXPECT_TRUE(exit.in_time);
+  EXPECT_EQ(exit.signal, 0);
+  EXPECT_EQ(exit.code, 1);
+  EXPECT_THAT(daemon_->standard_error(), HasSubstr("not every block is durable"));
+}
+
+TEST_F(ProcessTest, AMemoryThatIsLargerThanFilesMayBeIsAnErrorAndNoSignal) {
+  daemon_ = std::make_unique<DaemonProcess>(
+      "/bin/bash",
+      std::vector<std::string>{"-c", absl::StrCat("ulimit -f 2000; exec ", DaemonBinary(),
+                                                  " --socket ", socket(), " --host-bytes 64MiB")});
+  const Exit exit = daemon_->WaitExit();
+  EXPECT_EQ(exit.signal, 0);
+  EXPECT_EQ(exit.code, 1);
+  EXPECT_THAT(daemon_->standard_error(), HasSubstr("File too large"));
 }
 
 TEST_F(ProcessTest, ASecondSigtermExitsAtOnce) {

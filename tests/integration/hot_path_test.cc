@@ -25,6 +25,7 @@
 #include "kernels/float16.h"
 #include "service/config.h"
 #include "service/node.h"
+#include "service/running_config.h"
 #include "storage/core/page_layout.h"
 #include "storage/core/sha256.h"
 #include "tests/count_allocations.h"
@@ -148,7 +149,8 @@ class HotPathTest : public ::testing::Test {
     config.host_bytes = kHostBytesMin;
     config.encode_threads = 1;
     ASSERT_TRUE(CheckConfig(config).ok());
-    absl::StatusOr<std::unique_ptr<Node>> node = Node::Start(config, leaving_);
+    running_ = std::make_unique<RunningConfig>(LoadedConfig{config, {}}, "", SystemClock());
+    absl::StatusOr<std::unique_ptr<Node>> node = Node::Start(*running_, leaving_);
     ASSERT_TRUE(node.ok()) << node.status();
     node_ = *std::move(node);
     const nlohmann::json ready = nlohmann::json::parse(node_->ReadyLine());
@@ -204,6 +206,7 @@ class HotPathTest : public ::testing::Test {
   }
 
   TemporaryDirectory directory_;
+  std::unique_ptr<RunningConfig> running_;
   Leaving leaving_;
   std::unique_ptr<Node> node_;
   std::unique_ptr<Client> remote_;  // As from another host.

@@ -241,6 +241,7 @@ TEST_F(PeerPullTest, RestartAtTheSameAddressIsAnotherPeer) {
   for (const DataPath path : {DataPath::kInline, DataPath::kUcx}) {
     PeerPull::Options options;
     options.path = path;
+    OpenStore(SmallSpec(), 64 << 20);
     StartPulling(options);
     EXPECT_EQ(CountOf(Pull({keys_[0]}), absl::StatusCode::kOk), 1u);
     Kill();
@@ -255,6 +256,9 @@ TEST_F(PeerPullTest, RestartAtTheSameAddressIsAnotherPeer) {
       const Statuses statuses = Pull(keys_, absl::Seconds(5));
       EXPECT_FALSE(statuses.ok());
     }
+    // Not even the blocks that came before it was known who sends them.
+    EXPECT_EQ(HeldAndRight(), 1u);
+    EXPECT_EQ(pull_->stats().blocks, 1u);
     member_.incarnation = absl::HexStringToBytes(client_->Stat()->boot_id);
     EXPECT_EQ(CountOf(Pull(keys_), absl::StatusCode::kOk), kBlocks);
     EXPECT_EQ(HeldAndRight(), kBlocks);

@@ -1,12 +1,18 @@
 // Who may do what: the table of docs/security.md, row by row, against real daemons; and that both
 // ends of TLS check each other, that certificates change without a restart, that tenants do not see
 // each other.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,11 +21,14 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "client/server_address.h"
 #include "client/tls/tls_credentials.h"
 #include "kvmill/v1/admin.grpc.pb.h"
 #include "kvmill/v1/cache.grpc.pb.h"
+#include "kvmill/v1/events.grpc.pb.h"
 #include "kvmill/v1/peer.grpc.pb.h"
 #include "tests/integration/daemon_fixture.h"
 #include "tests/integration/test_certificates.h"
@@ -96,6 +105,14 @@ grpc::Status CallOn(const std::shared_ptr<grpc::Channel>& channel, const std::st
   if (method == "Admin.Status") {
     v1::StatusReply reply;
     return v1::Admin::NewStub(channel)->Status(&call, {}, &reply);
+  }
+  if (method == "Events.Watch") {
+    // OK once it says where it begins.
+    v1::WatchReply reply;
+    const auto reader = v1::Events::NewStub(channel)->Watch(&call, {});
+    if (!reader->Read(&reply)) return reader->Finish();
+    call.TryCancel();
+    return grpc::Status::OK;
   }
   EXPECT_EQ(method, "Peer.ListRuns");
   v1::ListRunsRequest request;
@@ -254,11 +271,28 @@ TEST_F(SecurityTest, ClientsCheckTheDaemon) {
   TlsFiles named = FilesOf(client_);
   named.server_name = "node.example";
   EXPECT_TRUE(stat(named).ok()) << stat(named);
+  // And errors say what is missing.
+  const auto unavailable = [&](const TlsFiles& tls) {
+    const absl::Status status = stat(tls);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    return std::string(status.message());
+  };
   named.server_name = "another.example";
-  EXPECT_EQ(stat(named).code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(unavailable(named),
+              HasSubstr("the daemon's certificate is not of \"another.example\": give "
+                        "tls-server-name"));
   TlsFiles mistrusts = FilesOf(client_);
   mistrusts.ca = other_authority_.ca_path();
-  EXPECT_EQ(stat(mistrusts).code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(unavailable(mistrusts),
+              HasSubstr(absl::StrCat("no authority in tls-ca ", mistrusts.ca, " vouches")));
+  EXPECT_THAT(unavailable({}), HasSubstr("the daemon wants TLS, most likely: give tls-ca"));
+  EXPECT_THAT(unavailable(FilesOf({})), HasSubstr("wants a certificate of its clients"));
+  EXPECT_THAT(unavailable(FilesOf(foreign_)), HasSubstr("does not believe this client's"));
+  Kill();
+  Start(ArgumentsOf("`--insecure`"));
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_TRUE(stat({}).ok()) << stat({});
+  EXPECT_THAT(unavailable(FilesOf(client_)), HasSubstr("what listens there speaks no TLS"));
 }
 
 TEST_F(SecurityTest, BlocksTravelEncryptedAndTenantsDoNotSeeEachOthers) {
@@ -301,6 +335,24 @@ TEST_F(SecurityTest, BlocksTravelEncryptedAndTenantsDoNotSeeEachOthers) {
   ASSERT_TRUE((*by_token)->Store(*theirs, sequence.Blocks("s"), {}).ok());
   EXPECT_EQ(hits(**by_common_name), static_cast<int>(kBlocks));
   EXPECT_EQ(hits(*DaemonTest::client_), 0) << "nor does the daemon's own user";
+}
+
+// Who shows nothing holds a descriptor of the daemon for as long.
+TEST_F(SecurityTest, WhoDoesNotEvenShakeHandsIsHungUpOn) {
+  Start(TlsArguments());
+  const absl::StatusOr<HostPort> address = ParseHostPort(ready_["listen"].get<std::string>());
+  ASSERT_TRUE(address.ok());
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(address->port);
+  ASSERT_EQ(inet_pton(AF_INET, address->host.c_str(), &to.sin_addr), 1);
+  ASSERT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  pollfd ended{fd, POLLIN, 0};
+  EXPECT_EQ(poll(&ended, 1, 60'000), 1) << "still connected after a minute";
+  char byte = 0;
+  EXPECT_LE(recv(fd, &byte, 1, 0), 0);
+  close(fd);
 }
 
 TEST_F(SecurityTest, CertificatesChangeWithoutARestart) {
@@ -359,6 +411,66 @@ TEST_F(SecurityTest, CertificatesChangeWithoutARestart) {
   EXPECT_TRUE(connects(of_new));
 }
 
+TEST_F(SecurityTest, FilesThatDoNotFitLeaveThoseOfBeforeInUse) {
+  namespace fs = std::filesystem;
+  const std::string certificate = directory_ / "node.pem", key = directory_ / "node.key";
+  const auto put = [&](const std::string& from, const std::string& to) {
+    fs::copy_file(from, directory_ / "new");
+    fs::rename(directory_ / "new", to);
+  };
+  put(node_.certificate, certificate);
+  put(node_.key, key);
+  std::vector<std::string> arguments = TcpArguments();
+  for (const std::string& argument :
+       {std::string("--tls-cert"), certificate, std::string("--tls-key"), key,
+        std::string("--tls-ca"), authority_.ca_path()}) {
+    arguments.push_back(argument);
+  }
+  Start(arguments);
+  ASSERT_FALSE(HasFatalFailure());
+  const auto connects = [&](const std::string& name) {
+    TlsFiles tls = FilesOf(client_);
+    tls.server_name = name;
+    const auto client = ClientWith(tls);
+    return client.ok() && (*client)->Stat().ok();
+  };
+  const auto until = [](const std::function<bool()>& is_so) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!is_so() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return is_so();
+  };
+  const auto says = [&](const std::string& text) {
+    return until([&] { return absl::StrContains(daemon_->standard_error(), text); });
+  };
+  EXPECT_TRUE(connects("node.example"));
+
+  const TestAuthority::Files next =
+      authority_.Issue("node", absl::StrCat(TestAuthority::kLoopback, ",DNS:next.example"));
+  put(next.certificate, certificate);
+  EXPECT_TRUE(says(absl::StrCat("TLS: tls-key ", key, ": is not the key of ", certificate,
+                                "; what was read before stays in use")))
+      << daemon_->standard_error();
+  // Longer than gRPC takes to see what it is given.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  while (std::chrono::steady_clock::now() < end) ASSERT_TRUE(connects("node.example"));
+  put(next.key, key);
+  EXPECT_TRUE(until([&] { return connects("next.example"); })) << daemon_->standard_error();
+  EXPECT_TRUE(says("TLS: the files changed, and are used from now on"));
+
+  // Nor is one used that is over, or is for clients only.
+  put(over_.certificate, certificate);
+  put(over_.key, key);
+  EXPECT_TRUE(says("the certificate ended at"));
+  const TestAuthority::Files of_client =
+      authority_.Issue("c", TestAuthority::kLoopback, false, "clientAuth");
+  put(of_client.certificate, certificate);
+  put(of_client.key, key);
+  EXPECT_TRUE(says("the certificate is not for serverAuth"));
+  EXPECT_TRUE(connects("next.example"));
+}
+
 TEST_F(SecurityTest, WhatCannotWorkIsSaidAtTheStart) {
   const auto says = [&](const std::vector<std::string>& arguments) {
     std::vector<std::string> all = DefaultArguments();
@@ -378,7 +490,10 @@ TEST_F(SecurityTest, WhatCannotWorkIsSaidAtTheStart) {
   EXPECT_THAT(says({"--listen", "127.0.0.1:0"}), HasSubstr("--tls-cert, --tls-key and --tls-ca"));
   EXPECT_THAT(says({"--tls-ca", ca}), HasSubstr("all three of them"));
   EXPECT_THAT(says({"--tls-server-name", "n"}), HasSubstr("all three of them"));
-  EXPECT_THAT(says({"--tenants", "f"}), HasSubstr("--tenants f: needs --tls-cert"));
+  const std::string quotas = directory_ / "quotas.yaml";
+  std::ofstream(quotas) << "tenants: {a: {certificates: [x], quota: {hard: 1GiB}}}\n";
+  EXPECT_THAT(says({"--tenants", quotas}),
+              HasSubstr("names certificates or tokens: needs --tls-cert"));
   EXPECT_THAT(says(with(node_.certificate, client_.key, ca)),
               HasSubstr(absl::StrCat(client_.key, ": is not the key of ", node_.certificate)));
   EXPECT_THAT(says(with(over_.certificate, over_.key, ca)),
@@ -389,6 +504,26 @@ TEST_F(SecurityTest, WhatCannotWorkIsSaidAtTheStart) {
               HasSubstr(absl::StrCat(broken, ": holds no key")));
   EXPECT_THAT(says(with(node_.certificate, node_.key, directory_ / "none")),
               HasSubstr("/none: cannot be read (No such file"));
+  EXPECT_THAT(says(with(node_.certificate, node_.key, directory_ / "none")),
+              HasSubstr("kvmilld: tls-ca "));
+  const TestAuthority::Files for_clients =
+      authority_.Issue("c", TestAuthority::kLoopback, false, "clientAuth");
+  const TestAuthority::Files for_servers =
+      authority_.Issue("s", "DNS:node.example", false, "serverAuth");
+  EXPECT_THAT(says(with(for_clients.certificate, for_clients.key, ca)),
+              HasSubstr(absl::StrCat("tls-cert ", for_clients.certificate,
+                                     ": the certificate is not for serverAuth")));
+  // A node of a cluster shows it to others, which check it by the same authorities.
+  const auto in_cluster = [&](const TestAuthority::Files& files) {
+    std::vector<std::string> arguments = with(files.certificate, files.key, ca);
+    for (const char* const argument :
+         {"--listen", "127.0.0.1:0", "--cluster", "etcd://127.0.0.1:1"}) {
+      arguments.emplace_back(argument);
+    }
+    return says(arguments);
+  };
+  EXPECT_THAT(in_cluster(for_servers), HasSubstr("the certificate is not for clientAuth"));
+  EXPECT_THAT(in_cluster(foreign_), HasSubstr(absl::StrCat("no authority in tls-ca ", ca)));
   std::vector<std::string> both = TlsArguments({"--insecure"});
   EXPECT_THAT(says(both), HasSubstr("--insecure with --tls-...: want one of them"));
 
@@ -406,6 +541,13 @@ TEST_F(SecurityTest, WhatCannotWorkIsSaidAtTheStart) {
   EXPECT_THAT(with_token, Not(HasSubstr("hunter2"))) << "it may be a token";
   EXPECT_THAT(tenants("tenants:\n  uid-7:\n    certificates: [x]\n"), HasSubstr("local users"));
   EXPECT_THAT(tenants("tenants:\n  a/b:\n    certificates: [x]\n"), HasSubstr("a/b"));
+  for (const std::string name : {"all", "other"}) {  // Of certificates, and of quotas.
+    const std::string says_so = absl::StrCat("t.yaml:2: tenant \"", name, "\": metrics have");
+    EXPECT_THAT(tenants(absl::StrCat("tenants:\n  ", name, ":\n    certificates: [x]\n")),
+                HasSubstr(says_so));
+    EXPECT_THAT(tenants(absl::StrCat("tenants:\n  ", name, ":\n    quota: {hard: 1GiB}\n")),
+                HasSubstr(says_so));
+  }
   EXPECT_THAT(tenants("tenants:\n  a:\n    certificates: [x]\n    admin: maybe\n"),
               HasSubstr("t.yaml:4: admin: want true or false"));
   EXPECT_THAT(tenants("tenants: {}\n"), HasSubstr("nobody could come in"));
@@ -425,6 +567,19 @@ TEST_F(SecurityTest, ClientsSayWhatIsWrongWithTheirFiles) {
   EXPECT_THAT(says({ca, client_.certificate, "", ""}), HasSubstr("a certificate without its key"));
   EXPECT_THAT(says({"", client_.certificate, client_.key, ""}), HasSubstr("authorities"));
   EXPECT_THAT(says({directory_ / "none", "", "", ""}), HasSubstr("/none: cannot be read"));
+}
+
+TEST_F(SecurityTest, ACertificateOfAnUnknownAuthorityIsWarnedOf) {
+  std::vector<std::string> arguments = TcpArguments();
+  for (const std::string& argument :
+       {std::string("--tls-cert"), foreign_.certificate, std::string("--tls-key"), foreign_.key,
+        std::string("--tls-ca"), authority_.ca_path()}) {
+    arguments.push_back(argument);
+  }
+  Start(arguments);
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_THAT(daemon_->standard_error(), HasSubstr(absl::StrCat("tls-cert ", foreign_.certificate,
+                                                                ": no authority in tls-ca")));
 }
 
 TEST_F(SecurityTest, TheCommandLineShowsWhoItIs) {
@@ -447,6 +602,16 @@ TEST_F(SecurityTest, TheCommandLineShowsWhoItIs) {
   EXPECT_THAT(run({"--tls-ca", ca}), HasSubstr("show a certificate, or a token"));
   EXPECT_THAT(run({"--token-file", token_file}), HasSubstr("needs TLS"));
   EXPECT_THAT(run({"--tls-ca", ca, "--token-file", directory_ / "none"}), HasSubstr("2 "));
+  // What went wrong, once, and gRPC's own lines about it not at all.
+  const std::string mistrusts = run({"--tls-ca", other_authority_.ca_path()});
+  EXPECT_THAT(mistrusts, HasSubstr("vouches for the daemon's certificate"));
+  EXPECT_THAT(mistrusts, Not(HasSubstr("ssl_transport_security")));
+  EXPECT_THAT(mistrusts, Not(HasSubstr("is kvmilld running"))) << "it is";
+  EXPECT_THAT(daemon_->standard_error(), Not(HasSubstr("ssl_transport_security")));
+  ready_["listen"] = ready_["admin"];
+  EXPECT_THAT(
+      run({"--tls-ca", ca, "--tls-cert", operator_.certificate, "--tls-key", operator_.key}),
+      HasSubstr("its admin listener has admin commands alone"));
 }
 
 }  // namespace

@@ -30,11 +30,11 @@ TestAuthority::TestAuthority() : ca_path_(directory_ / "ca.pem"), ca_key_(direct
 }
 
 TestAuthority::Files TestAuthority::Issue(const std::string& common_name, const std::string& names,
-                                          bool over) {
+                                          bool over, const std::string& usage) {
   const std::string stem = directory_ / std::to_string(issued_++);
   const Files files{stem + ".pem", stem + ".key"};
   std::ofstream(stem + ".ext") << (names.empty() ? "" : "subjectAltName=" + names + "\n")
-                               << "extendedKeyUsage=serverAuth,clientAuth\n";
+                               << "extendedKeyUsage=" << usage << "\n";
   OpenSsl(Joined(Joined({"req"}, kNewKey),
                  {"-subj", "/CN=" + common_name, "-keyout", files.key, "-out", stem + ".csr"}));
   // A negative number of days ends before now.

@@ -18,8 +18,9 @@ class TestAuthority {
   TestAuthority();
   const std::string& ca_path() const { return ca_path_; }
   // `names` as openssl's subjectAltName takes them, "DNS:a,IP:127.0.0.1"; empty: none. Valid from
-  // now for two days, or ended yesterday.
-  Files Issue(const std::string& common_name, const std::string& names, bool over = false);
+  // now for two days, or ended yesterday. `usage` is its extended key usage.
+  Files Issue(const std::string& common_name, const std::string& names, bool over = false,
+              const std::string& usage = "serverAuth,clientAuth");
 
   // A node's: 127.0.0.1, ::1 and localhost.
   static constexpr const char* kLoopback = "DNS:localhost,IP:127.0.0.1,IP:::1";

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -12,7 +13,11 @@
 #include <vector>
 
 #include "service/cluster_config.h"
+#include "service/disk_config.h"
 #include "service/flags.h"
+#include "service/loaded_config.h"
+#include "service/running_config.h"
+#include "storage/encryption_keys.h"
 
 namespace kvmill {
 namespace {
@@ -120,6 +125,104 @@ TEST_F(ConfigFileTest, WhatIsNoMapOfKnownScalarsIsRefusedByFileAndLine) {
   const absl::Status absent = ApplyYamlFile(path() + ".absent", &config);
   EXPECT_EQ(absent.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(absent.message()), HasSubstr(path() + ".absent"));
+}
+
+TEST_F(ConfigFileTest, WhatIsNoTextOfOneDocumentIsRefused) {
+  const std::string_view nul("socket: a\0b\n", 12);
+  const struct {
+    std::string yaml;
+    const char* error;  // After "FILE:".
+  } cases[] = {
+      {"socket: a\nzone: \"\xff\"\n", "2: byte 0xff is not UTF-8"},
+      {"zone: \xc0\xaf\n", "1: byte 0xc0 is not UTF-8"},
+      {"zone: \xed\xa0\x80\n", "1: byte 0xed is not UTF-8"},
+      {"\n\nzone: \xe2\x82", "3: byte 0xe2 is not UTF-8"},
+      {std::string(nul), "1: control character 0x00"},
+      {"zone: a\n# \x1b[2J\n", "2: control character 0x1b"},
+      {"zone: \"a\\nb\"\n", "1: zone \"a\\nb\": has a control character"},
+      {"zone: a\n---\nzone: b\n", "3: a second document"},
+      {std::string(kConfigFileBytesMax + 1, '#'), " is larger than 1048576 bytes"},
+      {"etcd_password: s3cret-word\n", "1: unknown key \"etcd_password\""},
+      {"zone: ~\n", "1: key \"zone\": want a scalar"},
+      {"lease_ttl: \"\"\n", "1: lease-ttl \"\": "},
+      {"copies: 99999999999999999999999\n",
+       "1: copies \"99999999999999999999999\": want a number from 0 to 4"},
+      {"host_bytes: 1e300GiB\n", "1: host-bytes \"1e300GiB\": "},
+      {"host_bytes: 99999999999999999999999999\n",
+       "1: host-bytes \"99999999999999999999999999\": "},
+      {"session_grace: 9999999999999h\n", "1: session-grace \"9999999999999h\": "},
+  };
+  for (const auto& c : cases) {
+    Config config;
+    const absl::Status status = Apply(c.yaml, &config);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.error;
+    EXPECT_THAT(std::string(status.message()), StartsWith(path() + ":" + c.error));
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr("s3cret-word")));
+  }
+  Config config;
+  EXPECT_TRUE(Apply("zone: \"\xe2\x82\xac\xf0\x9f\x98\x80\"\r\n", &config).ok());
+  EXPECT_EQ(config.zone, "\xe2\x82\xac\xf0\x9f\x98\x80");
+  const absl::Status folder = ApplyYamlFile(::testing::TempDir(), &config);
+  EXPECT_EQ(folder.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(folder.message()), HasSubstr("is a directory, want a file"));
+}
+
+TEST_F(ConfigFileTest, FlagsWinOverTheFileAndItIsKnownWhereAValueComesFrom) {
+  std::ofstream(path()) << "zone: from-file\nlog_level: warn\ncopies: 2\n";
+  const absl::StatusOr<LoadedConfig> loaded = LoadConfig(
+      {path(), {{"zone", "from-flag"}, {"copies", "1"}, {"copies", "3"}}, "/run/x", "w"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.zone, "from-flag");
+  EXPECT_EQ(loaded->config.copies, 3u);
+  EXPECT_EQ(loaded->config.log_level, "warn");
+  EXPECT_EQ(loaded->config.socket, "/run/x/kvmill.sock");
+  EXPECT_EQ(loaded->config.etcd_password, "w");
+  EXPECT_EQ(loaded->sources.size(), ConfigOptions().size());
+  EXPECT_EQ(loaded->sources.at("zone"), OptionSource::kFlag);
+  EXPECT_EQ(loaded->sources.at("log-level"), OptionSource::kFile);
+  EXPECT_EQ(loaded->sources.at("socket"), OptionSource::kDefault);
+  const auto bad_flag = LoadConfig({path(), {{"copies", "5"}}, "", ""});
+  EXPECT_EQ(bad_flag.status().message(), "--copies \"5\": want a number from 0 to 4");
+  const auto bad_file = LoadConfig({path() + ".absent", {}, "", ""});
+  EXPECT_EQ(bad_file.status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(ConfigFileTest, WhatIsInForceAfterAReload) {
+  LoadedConfig started = *LoadConfig({"", {{"socket", "/s"}, {"copies", "1"}}, "", ""});
+  RunningConfig running(started, "file.yaml", SystemClock());
+  std::ofstream(path()) << "log_level: error\ncopies: 4\nzone: z\ndrain_timeout: 1m\n";
+  const LoadedConfig wanted = *LoadConfig({path(), {{"socket", "/s"}}, "", ""});
+  const Config effective = WithReloadable(started.config, wanted.config);
+  EXPECT_EQ(effective.log_level, "error");
+  EXPECT_EQ(effective.drain_timeout, absl::Minutes(1));
+  EXPECT_EQ(effective.copies, 1u);
+  EXPECT_EQ(effective.zone, "");
+  EXPECT_THAT(ChangedOptions(started.config, effective),
+              ::testing::ElementsAre("log-level", "drain-timeout"));
+  EXPECT_THAT(ChangedOptions(effective, wanted.config), ::testing::ElementsAre("zone", "copies"));
+  running.Refused(absl::InvalidArgumentError("bad"));
+  EXPECT_EQ(running.stats().problem, "bad");
+  EXPECT_TRUE(running.stats().last_refused);
+  EXPECT_EQ(running.config().log_level, "info");
+  running.Applied(effective, wanted);
+  const RunningConfig::Stats stats = running.stats();
+  EXPECT_EQ(stats.applied, 1u);
+  EXPECT_EQ(stats.refused, 1u);
+  EXPECT_FALSE(stats.last_refused);
+  EXPECT_EQ(stats.problem, "");
+  EXPECT_EQ(stats.pending_options, 2u);
+  for (const RunningConfig::Option& option : running.Options()) {
+    EXPECT_EQ(option.value, GetOption(option.name, effective)) << option.name;
+    if (option.name == "copies") {
+      EXPECT_EQ(option.pending, "4");
+      EXPECT_EQ(option.source, OptionSource::kFlag) << "of the value in force";
+    } else if (option.name == "log-level") {
+      EXPECT_FALSE(option.pending.has_value());
+      EXPECT_EQ(option.source, OptionSource::kFile);
+      EXPECT_TRUE(option.reloadable);
+      EXPECT_EQ(option.default_value, "info");
+    }
+  }
 }
 
 TEST_F(ConfigFileTest, ThePrintedConfigurationReadsBackToTheSame) {
@@ -274,6 +377,7 @@ TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
       {{{"advertise", "a b:5"}}, "advertise \"a b:5\": address \"a b:5\": \" \" in the host"},
       {{{"advertise", "a:+5"}}, "advertise \"a:+5\": address \"a:+5\": port \"+5\""},
       {{{"node-id", ".."}}, "--node-id: node id \"..\": want a name"},
+      {{{"cluster", "none"}, {"node-id", "a b"}}, "--node-id: node id \"a b\": want 1 to 64"},
       {{{"zone", "."}}, "--zone: zone \".\": want a name"},
       {{{"node-id", "node/1"}}, "--node-id: node id \"node/1\": want 1 to 64"},
       {{{"zone", "a b"}}, "--zone: zone \"a b\""},
@@ -284,7 +388,7 @@ TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
       {{{"peer-timeout", "11s"}}, "want 10ms to 10s"},
       {{{"peer-timeout", "9ms"}}, "want 10ms to 10s"},
       {{{"etcd-ca", dir}}, "--etcd-ca "},
-      {{{"etcd-ca", "/absent"}}, "--etcd-ca /absent: want a file"},
+      {{{"etcd-ca", "/absent"}}, "--etcd-ca /absent: cannot be read (No such file"},
       {{{"etcd-ca", file}, {"etcd-cert", file}}, "needs --etcd-key and --etcd-ca"},
       {{{"etcd-cert", file}, {"etcd-key", file}}, "needs --etcd-key and --etcd-ca"},
       {{{"etcd-user", "mill"}}, "--etcd-user mill: needs a password"},
@@ -309,6 +413,35 @@ TEST(ConfigTest, ServersAndPrefixOfACluster) {
   EXPECT_EQ(ParseCluster("etcd://a:1,a:2,[fd00::1]:1")->servers.size(), 3u);
   EXPECT_TRUE(ParseCluster(LongPrefix(438)).ok());
   EXPECT_TRUE(ParseCluster("none")->servers.empty());
+}
+
+TEST(ConfigTest, KeysOfTheDiskNeedADiskAndOneSource) {
+  const std::string key = std::string(31 * 2, 'a') + "bc";
+  const std::string file = ::testing::TempDir() + "kvmill-disk-key";
+  std::ofstream(file) << key << "\n";
+  ASSERT_EQ(chmod(file.c_str(), 0600), 0);
+  Config config;
+  config.socket = "/tmp/k.sock";
+  EXPECT_EQ(*DiskKeysOf(config), nullptr);
+  config.disk_key_file = file;
+  EXPECT_THAT(std::string(CheckConfig(config).message()),
+              HasSubstr("--disk-key-file " + file + ": needs --data-dir"));
+  config.data_dir = "/data";
+  EXPECT_TRUE(CheckConfig(config).ok()) << CheckConfig(config);
+  ASSERT_TRUE(DiskKeysOf(config).ok());
+  EXPECT_EQ((*DiskKeysOf(config))->keys().size(), 1u);
+  EXPECT_THAT(ToYaml(config), HasSubstr("disk_key_file: \"" + file + "\""));
+  EXPECT_THAT(ToYaml(config), Not(HasSubstr(key)));
+  config.disk_keys = *EncryptionKeys::Parse(key);
+  EXPECT_THAT(std::string(CheckConfig(config).message()), HasSubstr("want one of them"));
+  config.disk_key_file.clear();
+  EXPECT_TRUE(CheckConfig(config).ok());
+  EXPECT_THAT(ToYaml(config), Not(HasSubstr(key)));
+  config.disk_keys = nullptr;
+  config.disk_key_file = "/absent";
+  EXPECT_THAT(std::string(CheckConfig(config).message()),
+              HasSubstr("--disk-key-file /absent: cannot be read: "));
+  std::remove(file.c_str());
 }
 
 TEST(ConfigTest, APasswordIsNowherePrinted) {
@@ -370,6 +503,9 @@ TEST(ConfigTest, TheDataPlaneHasANumericAddressWithOrWithoutAPort) {
   EXPECT_EQ(address("fd00::1"), "[fd00::1]:0");
   EXPECT_EQ(address("[fd00::1]"), "[fd00::1]:0");
   EXPECT_EQ(address("[fd00::1]:7172"), "[fd00::1]:7172");
+  for (const char* wildcard : {"0.0.0.0", "0.0.0.0:7172", "::", "[::]", "[::]:7172", "0::0"}) {
+    EXPECT_THAT(address(wildcard), HasSubstr("want one address of this host")) << wildcard;
+  }
   for (const char* bad : {"host", "host:1", "10.0.0.1:99999", "10.0.0", "[fd00::1", "[]", ":"}) {
     EXPECT_FALSE(ParseUcxAddress(bad).ok()) << bad;
     Config config;

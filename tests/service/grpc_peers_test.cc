@@ -22,10 +22,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "client/request_context.h"
 #include "service/peer_answers.h"
 #include "service/peer_codec.h"
 #include "service/peer_service.h"
 #include "service/thread_loop.h"
+#include "storage/core/mutex.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/storage/tiered_store_fixture.h"
 
@@ -505,6 +507,59 @@ TEST_F(GrpcPeersTest, WhoIsStoppedOrGoneCostsADeadline) {
   // A deadline that has passed already is one, too.
   EXPECT_EQ(Locate(b_, {Query({1})}, -5 * kMs).status().code(),
             absl::StatusCode::kDeadlineExceeded);
+}
+
+// Answers Locate, and says what the call carried.
+class ListeningPeer final : public v1::Peer::Service {
+ public:
+  grpc::Status Locate(grpc::ServerContext* call, const v1::LocateRequest*,
+                      v1::LocateReply*) override {
+    std::string carried;
+    for (const char* key : {"x-request-id", "traceparent", "tracestate"}) {
+      for (auto [it, end] = call->client_metadata().equal_range(key); it != end; ++it) {
+        absl::StrAppend(&carried, key, "=", absl::string_view(it->second.data(), it->second.size()),
+                        " ");
+      }
+    }
+    MutexLock lock(mu_);
+    heard_.push_back(carried);
+    return grpc::Status::OK;
+  }
+  std::vector<std::string> heard() {
+    MutexLock lock(mu_);
+    return heard_;
+  }
+
+ private:
+  Mutex mu_;
+  std::vector<std::string> heard_;
+};
+
+TEST_F(GrpcPeersTest, CallsCarryTheRequestThatTheyAreForAndThoseThatFollowFromThem) {
+  ListeningPeer service;
+  PeerServer server(&service);
+  const Member peer = MemberOf("c", 'c', server.address());
+  const std::string trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  std::promise<void> ended;
+  loop_.Post([&] {
+    const auto ask = [&](auto done) {
+      peers_->Locate(peer, fingerprint_, {Query({1})},
+                     loop_.clock().MonotonicNanos() + 30'000 * kMs, std::move(done));
+    };
+    const RequestScope scope({.request_id = "r-1", .traceparent = trace, .tracestate = "a=1"});
+    // Its answer begins another one; the scope is over by then.
+    ask([&, ask](const auto&) {
+      EXPECT_NE(CurrentRequest(), nullptr);
+      ask([&, ask](const auto&) {
+        const RequestScope none(RequestPtr{});
+        ask([&](const auto&) { ended.set_value(); });
+      });
+    });
+  });
+  ended.get_future().get();
+  const std::string all = absl::StrCat("x-request-id=r-1 traceparent=", trace, " tracestate=a=1 ");
+  EXPECT_THAT(service.heard(), ::testing::ElementsAre(all, all, ""));
+  loop_.Run([] { EXPECT_EQ(CurrentRequest(), nullptr); });
 }
 
 TEST_F(GrpcPeersTest, ConnectionsEndWithTheMember) {

@@ -18,6 +18,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
+#include "storage/core/page_layout.h"
+#include "storage/encryption_keys.h"
 #include "storage/rocks_disk_store.h"
 
 namespace kvmill {
@@ -88,6 +90,28 @@ inline absl::Status WriteBlock(DiskStore& store, const TestBlock& block) {
   return store.Write(block.meta, block.views());
 }
 
+// A real page, so that VerifyPage can judge it. 8 heads of k4v2 g128 D 128.
+inline TestBlock RealBlock(PageIdentity* identity) {
+  TestBlock block;
+  block.meta.id = TestId(1);
+  block.meta.token_count = 128;
+  identity->fingerprint = block.meta.id.fingerprint;
+  identity->key = block.meta.id.key;
+  identity->group_index = block.meta.id.group;
+  identity->head_count = 8;
+  identity->token_count = 128;
+  identity->format = TileFormat{.key_bits = 4, .value_bits = 2, .group = 128, .head_dim = 128};
+  const std::vector<SlotKind> kinds(8, SlotKind::kTile);
+  const std::size_t page_bytes = PageBytes(identity->format, 128, kinds);
+  block.pages.emplace_back(page_bytes);
+  const absl::Span<std::byte> page = absl::MakeSpan(block.pages[0]);
+  InitPage(*identity, kinds, page);
+  for (std::size_t head = 0; head < 8; ++head) FillPage(head + 1, SlotContents(page, head));
+  SealPage(page);
+  block.meta.page_bytes = {static_cast<std::uint32_t>(page_bytes)};
+  return block;
+}
+
 // All pages, with lengths from the meta entry.
 inline absl::StatusOr<std::vector<std::vector<std::byte>>> ReadBlock(DiskStore& store,
                                                                      const DiskBlockId& id) {
@@ -105,12 +129,32 @@ inline absl::StatusOr<std::vector<std::vector<std::byte>>> ReadBlock(DiskStore& 
   return pages;
 }
 
-// One-word verbs over a store in a temporary directory.
-class DiskStoreTest : public ::testing::Test {
+// Key `number` as a line of a key file.
+inline std::string KeyText(int number) {
+  std::string text;
+  for (int i = 0; i < 32; ++i) absl::StrAppendFormat(&text, "%02x", (number * 37 + i * 5) & 0xFF);
+  return text + "\n";
+}
+
+// The first one is for new files.
+inline std::shared_ptr<const EncryptionKeys> TestKeys(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int number : numbers) text += KeyText(number);
+  return *EncryptionKeys::Parse(text);
+}
+
+// Instances of tests that run with and without encryption.
+inline std::string EncryptionName(const ::testing::TestParamInfo<bool>& encrypted) {
+  return encrypted.param ? "Encrypted" : "Plain";
+}
+
+// One-word verbs over a store in a temporary directory. The parameter: whether it is encrypted.
+class DiskStoreTest : public ::testing::TestWithParam<bool> {
  protected:
   DiskStoreTest() {
     options_.directory = temp_.Sub("disk");
     options_.capacity_bytes = std::uint64_t{64} << 20;
+    if (GetParam()) options_.keys = TestKeys({1});
   }
 
   void Open() {

@@ -7,12 +7,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "storage/eviction/policy.h"
+#include "storage/eviction/shared_nodes.h"
 #include "tests/long_form.h"
 
 namespace kvmill {
@@ -192,6 +195,62 @@ TEST_P(EveryPolicy, ReportsItsNameAndASmallFixedMemory) {
   EXPECT_EQ(policy->name(), GetParam());
   EXPECT_GE(policy->bytes_per_entry(), 16u);
   EXPECT_LE(policy->bytes_per_entry(), 41u);
+}
+
+// Two that share nodes, each of which knows every other id, do as two that do not.
+TEST_P(EveryPolicy, SharesNodesAsIfTheyWereItsOwn) {
+  constexpr std::uint32_t kEntries = 400;
+  SharedNodes nodes(kEntries, 2);
+  const auto create_sharing = [&] {
+    return *CreateEvictionPolicy(GetParam(),
+                                 {.entries_max = kEntries, .capacity_blocks = 50, .nodes = &nodes});
+  };
+  std::array<std::unique_ptr<EvictionPolicy>, 2> sharing = {create_sharing(), create_sharing()};
+  std::array<std::unique_ptr<EvictionPolicy>, 2> alone = {Create(GetParam(), kEntries, 50),
+                                                          Create(GetParam(), kEntries, 50)};
+  std::mt19937 random(7);
+  std::array<std::vector<EntryId>, 2> here;
+  for (int step = 0; step < 20'000; ++step) {
+    const std::size_t which = random() % 2;
+    if (step % 5000 == 4999) {  // One goes, with all that it knew; the next begins with nothing.
+      sharing[which].reset();
+      sharing[which] = create_sharing();
+      alone[which] = Create(GetParam(), kEntries, 50);
+      here[which].clear();
+    }
+    std::vector<EntryId>& ids = here[which];
+    const auto any = [&] { return ids[random() % ids.size()]; };
+    const auto forget = [&](EntryId id) { ids.erase(std::find(ids.begin(), ids.end(), id)); };
+    const std::uint32_t what = random() % 8;
+    if (what < 3 && ids.size() < 100) {
+      EntryId id = static_cast<EntryId>(which + 2 * (random() % (kEntries / 2)));
+      while (std::find(ids.begin(), ids.end(), id) != ids.end()) id = (id + 2) % kEntries;
+      EntryTraits traits;
+      traits.key_hash = (std::uint64_t{random() % 300} + 1) * 0x9E3779B97F4A7C15u;
+      if (!ids.empty() && random() % 3 != 0) traits.parent = any();
+      sharing[which]->Insert(id, traits);
+      alone[which]->Insert(id, traits);
+      EXPECT_EQ(sharing[which]->Parent(id), alone[which]->Parent(id));
+      ids.push_back(id);
+    } else if (ids.empty()) {
+      continue;
+    } else if (what < 6) {
+      const EntryId id = any();
+      sharing[which]->Touch(id);
+      alone[which]->Touch(id);
+    } else if (what == 6) {
+      const EntryId id = any();
+      sharing[which]->Remove(id);
+      alone[which]->Remove(id);
+      forget(id);
+    } else {
+      const auto may_leave = [](EntryId id) { return id % 7 != 0; };
+      const EntryId victim = sharing[which]->Evict(may_leave);
+      ASSERT_EQ(victim, alone[which]->Evict(may_leave)) << "step " << step;
+      if (victim != kNoEntry) forget(victim);
+    }
+    ASSERT_EQ(sharing[which]->size(), ids.size());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Names, EveryPolicy,

@@ -30,11 +30,12 @@ class FaultyDiskStore : public DiskStore {
   std::atomic<int> fail_write{0};
   std::atomic<int> fail_flush{0};
   std::atomic<int> fail_read{0};
-  std::atomic<bool> full{false};         // Write and Flush answer RESOURCE_EXHAUSTED.
-  std::atomic<bool> flip_read{false};    // Read flips one bit in the middle of its first page.
-  std::atomic<bool> short_read{false};   // Read answers DATA_LOSS, as for a page that was cut.
-  std::atomic<bool> hold_writes{false};  // While set each Write waits, for a minute at most.
-  std::atomic<int> write_ms{0};          // How long each call takes at least.
+  std::atomic<bool> full{false};          // Write and Flush answer RESOURCE_EXHAUSTED.
+  std::atomic<bool> flip_read{false};     // Read flips one bit in the middle of its first page.
+  std::atomic<bool> short_read{false};    // Read answers DATA_LOSS, as for a page that was cut.
+  std::atomic<bool> hold_writes{false};   // While set each Write waits, for a minute at most.
+  std::atomic<bool> hold_removes{false};  // The same for each Remove.
+  std::atomic<int> write_ms{0};           // How long each call takes at least.
   std::atomic<int> read_ms{0};
   std::atomic<int> flush_ms{0};
   std::atomic<int> remove_ms{0};
@@ -44,6 +45,7 @@ class FaultyDiskStore : public DiskStore {
   std::atomic<std::uint64_t> writes{0};
   std::atomic<std::uint64_t> reads{0};
   std::atomic<std::uint64_t> flushes{0};
+  std::atomic<std::uint64_t> removes{0};
 
   // Runs once, in the next Flush, before it does anything.
   void InNextFlush(std::function<void()> meanwhile) {
@@ -74,6 +76,20 @@ class FaultyDiskStore : public DiskStore {
   void SetEvictedCallback(EvictedCallback callback) override {
     MutexLock lock(mutex_);
     callback_ = std::move(callback);
+  }
+
+  void SetKeepAdvice(KeepAdviceCallback advice) override {
+    MutexLock lock(mutex_);
+    advice_ = std::move(advice);
+  }
+  // What the store advises now.
+  KeepAdvice Advice(const DiskBlockId& id) {
+    KeepAdviceCallback advice;
+    {
+      MutexLock lock(mutex_);
+      advice = advice_;
+    }
+    return advice ? advice(id) : KeepAdvice::kNone;
   }
 
   absl::Status Write(const DiskBlockMeta& meta,
@@ -153,6 +169,10 @@ class FaultyDiskStore : public DiskStore {
   }
 
   absl::Status Remove(absl::Span<const DiskBlockId> ids) override {
+    removes.fetch_add(1);
+    for (int i = 0; i < 60'000 && hold_removes; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     Sleep(remove_ms);
     MutexLock lock(mutex_);
     for (const DiskBlockId& id : ids) blocks_.erase(EncodeMetaKey(id));
@@ -225,6 +245,7 @@ class FaultyDiskStore : public DiskStore {
   std::map<std::string, std::string> namespaces_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t evicted_blocks_ ABSL_GUARDED_BY(mutex_) = 0;
   EvictedCallback callback_ ABSL_GUARDED_BY(mutex_);
+  KeepAdviceCallback advice_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> in_next_flush_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -98,13 +98,36 @@ TEST(QuantizationErrorsTest, OneOfIntervalTilesIsASampleWhateverTheBatches) {
   std::uint64_t tiles = 0;
   while (tiles < 1000) {
     const std::size_t batch = random() % 20;
-    for (std::size_t t = errors.FirstSample(batch); t < batch; t += errors.sample_interval()) {
-      samples.push_back(tiles + t);
-    }
+    const QuantizationErrors::Samples of = errors.SamplesOf(batch);
+    for (std::size_t t = of.first; t < batch; t += of.interval) samples.push_back(tiles + t);
     tiles += batch;
   }
   for (std::size_t i = 0; i < samples.size(); ++i) EXPECT_EQ(samples[i], 7 * i);
   EXPECT_EQ(samples.size(), (tiles + 6) / 7);
+}
+
+TEST(QuantizationErrorsTest, TheIntervalAndTheNumberOfNamespacesCanChange) {
+  QuantizationErrors errors({.sample_interval = 0, .namespaces_max = 1});
+  EXPECT_EQ(errors.SamplesOf(1000).first, 1000u) << "no samples";
+  errors.SetOptions({.sample_interval = 5, .namespaces_max = 1});
+  EXPECT_EQ(errors.SamplesOf(7).first, 0u);
+  EXPECT_EQ(errors.SamplesOf(7).first, 3u);
+  EXPECT_EQ(errors.SamplesOf(7).interval, 5u);
+  Head head(1);
+  errors.Observe(Space(0, "a"), kFormat, head.input(), head.record());
+  errors.Observe(Space(1, "b"), kFormat, head.input(), head.record());
+  ASSERT_EQ(errors.snapshot().size(), 2u);
+  EXPECT_EQ(errors.snapshot()[1].name, "") << "shared";
+  errors.SetOptions({.sample_interval = 5, .namespaces_max = 2});
+  errors.Observe(Space(1, "b"), kFormat, head.input(), head.record());
+  errors.SetOptions({.sample_interval = 5, .namespaces_max = 0});
+  errors.Observe(Space(1, "b"), kFormat, head.input(), head.record());
+  errors.Observe(Space(2, "c"), kFormat, head.input(), head.record());
+  const auto all = errors.snapshot();
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(all[1].name, "b");
+  EXPECT_EQ(CountOf(all[1].k), 2u) << "it keeps its own";
+  EXPECT_EQ(CountOf(all[2].k), 2u);
 }
 
 TEST(QuantizationErrorsTest, ErrorsAreThoseOfTheRecordAgainstTheValues) {

@@ -65,7 +65,7 @@ class RocksDiskStoreCapTest : public DiskStoreTest {
   std::uint64_t peak_bytes_ = 0;
 };
 
-TEST_F(RocksDiskStoreCapTest, FiveTimesTheCapLeavesTheFilesBelowCapAndOneEpoch) {
+TEST_P(RocksDiskStoreCapTest, FiveTimesTheCapLeavesTheFilesBelowCapAndOneEpoch) {
   OpenCounting();
   const std::uint64_t blocks = 5 * options_.capacity_bytes / kBlockBytes;
   std::vector<TestBlock> hot;
@@ -110,7 +110,7 @@ TEST_F(RocksDiskStoreCapTest, FiveTimesTheCapLeavesTheFilesBelowCapAndOneEpoch) 
 
 // The evictor locks every block that it saw in the oldest epoch. One that was removed since and
 // comes again waits for room, that is, for the evictor, which must not wait for it in turn.
-TEST_F(RocksDiskStoreCapTest, ARemovedBlockThatComesAgainDuringADropDoesNotHoldItUp) {
+TEST_P(RocksDiskStoreCapTest, ARemovedBlockThatComesAgainDuringADropDoesNotHoldItUp) {
   constexpr std::size_t kSmallBytes = 2048;  // An epoch has more blocks than go at once (256).
   constexpr std::uint64_t kOfFirstEpoch = 300;
   const std::uint64_t blocks = 2 * options_.capacity_bytes / kSmallBytes;
@@ -142,7 +142,7 @@ TEST_F(RocksDiskStoreCapTest, ARemovedBlockThatComesAgainDuringADropDoesNotHoldI
   EXPECT_TRUE(stored_again.ok()) << stored_again;
 }
 
-TEST_F(RocksDiskStoreCapTest, ReadingEverythingStillMakesRoom) {
+TEST_P(RocksDiskStoreCapTest, ReadingEverythingStillMakesRoom) {
   OpenCounting();
   const std::uint64_t blocks = 3 * options_.capacity_bytes / kBlockBytes;
   std::uint64_t written = 0;
@@ -160,7 +160,7 @@ TEST_F(RocksDiskStoreCapTest, ReadingEverythingStillMakesRoom) {
   EXPECT_GT(store_->stats().evicted_blocks, blocks / 3);
 }
 
-TEST_F(RocksDiskStoreCapTest, ASmallerCapTakesEffectAtTheNextStart) {
+TEST_P(RocksDiskStoreCapTest, ASmallerCapTakesEffectAtTheNextStart) {
   options_.capacity_bytes = 2 * kDiskCapacityBytesMin;
   OpenCounting();
   const std::uint64_t blocks = options_.capacity_bytes * 3 / 4 / kBlockBytes;
@@ -176,7 +176,7 @@ TEST_F(RocksDiskStoreCapTest, ASmallerCapTakesEffectAtTheNextStart) {
   EXPECT_EQ(Get(MakeBlock(blocks - 1, kPages, kPageBytes)), "right");
 }
 
-TEST_F(RocksDiskStoreCapTest, SealedEpochsWithoutBlocksGiveTheirFilesBack) {
+TEST_P(RocksDiskStoreCapTest, SealedEpochsWithoutBlocksGiveTheirFilesBack) {
   OpenCounting();
   const std::uint64_t blocks = options_.capacity_bytes / 2 / kBlockBytes;
   Churn(0, blocks, [] {});
@@ -191,7 +191,34 @@ TEST_F(RocksDiskStoreCapTest, SealedEpochsWithoutBlocksGiveTheirFilesBack) {
   EXPECT_EQ(store_->stats().evicted_blocks, 0u);
 }
 
-TEST_F(RocksDiskStoreCapTest, CarriedOverBlocksAreDurable) {
+// What is to be kept is, without ever being read; what is to be dropped goes, however much it is.
+TEST_P(RocksDiskStoreCapTest, AdviceSaysWhatIsKept) {
+  OpenCounting();
+  constexpr std::uint64_t kKept = 10;
+  store_->SetKeepAdvice([](const DiskBlockId& id) {
+    for (std::uint64_t i = 0; i < kKept; ++i) {
+      if (id == TestId(i)) return DiskStore::KeepAdvice::kKeep;
+    }
+    return DiskStore::KeepAdvice::kDrop;
+  });
+  std::vector<TestBlock> read;
+  for (std::uint64_t i = kKept; i < 2 * kKept; ++i) {
+    read.push_back(MakeBlock(i, kPages, kPageBytes));
+  }
+  for (std::uint64_t i = 0; i < 2 * kKept; ++i) {
+    ASSERT_TRUE(Put(MakeBlock(i, kPages, kPageBytes)).ok());
+  }
+  Churn(2 * kKept, 3 * options_.capacity_bytes / kBlockBytes, [&] {
+    for (const TestBlock& block : read) Get(block);
+  });
+  EXPECT_LE(peak_bytes_, options_.capacity_bytes + EpochBytes());
+  for (std::uint64_t i = 0; i < kKept; ++i) {
+    EXPECT_EQ(Get(MakeBlock(i, kPages, kPageBytes)), "right") << i;
+  }
+  for (const TestBlock& block : read) EXPECT_EQ(Get(block), "absent");
+}
+
+TEST_P(RocksDiskStoreCapTest, CarriedOverBlocksAreDurable) {
   OpenCounting();
   const TestBlock hot = MakeBlock(0, kPages, kPageBytes);
   Churn(0, 3 * options_.capacity_bytes / kBlockBytes, [&] { Get(hot); });
@@ -199,6 +226,8 @@ TEST_F(RocksDiskStoreCapTest, CarriedOverBlocksAreDurable) {
   Reopen();
   EXPECT_EQ(Get(hot), "right");
 }
+
+INSTANTIATE_TEST_SUITE_P(Files, RocksDiskStoreCapTest, ::testing::Bool(), EncryptionName);
 
 }  // namespace
 }  // namespace kvmill

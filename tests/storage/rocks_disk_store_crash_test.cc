@@ -15,6 +15,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -36,19 +37,21 @@ TestBlock BlockOf(std::uint64_t number) { return MakeBlock(number, 1 + number % 
 // Whether the writer removes it, three blocks later.
 bool IsRemoved(std::uint64_t number) { return number % 10 == 6; }
 
-RocksDiskStoreOptions OptionsOf(const std::string& directory, std::uint64_t capacity_bytes) {
+RocksDiskStoreOptions OptionsOf(const std::string& directory, std::uint64_t capacity_bytes,
+                                bool encrypted) {
   RocksDiskStoreOptions options;
   options.directory = directory;
   options.capacity_bytes = capacity_bytes;
   options.memtable_bytes = 1 << 20;
+  if (encrypted) options.keys = TestKeys({1});
   return options;
 }
 
 // The child: never returns but by an error. Lines: "A n" all blocks below n were written and
 // flushed; "R n" block n was removed and that was flushed.
 int RunWriter(const std::string& directory, std::uint64_t first, std::uint64_t capacity_bytes,
-              std::uint64_t writer_seed) {
-  auto store = RocksDiskStore::Open(OptionsOf(directory, capacity_bytes));
+              bool encrypted, std::uint64_t writer_seed) {
+  auto store = RocksDiskStore::Open(OptionsOf(directory, capacity_bytes, encrypted));
   if (!store.ok()) {
     std::fprintf(stderr, "writer: %s\n", store.status().ToString().c_str());
     return 1;
@@ -76,20 +79,28 @@ int RunWriter(const std::string& directory, std::uint64_t first, std::uint64_t c
   }
 }
 
-class DiskCrashTest : public ::testing::TestWithParam<std::uint64_t> {
+// Capacity, and whether files are encrypted.
+class DiskCrashTest : public ::testing::TestWithParam<std::tuple<std::uint64_t, bool>> {
  protected:
+  static std::uint64_t capacity_bytes() { return std::get<0>(GetParam()); }
+  static bool encrypted() { return std::get<1>(GetParam()); }
+
   // Starts a writer, kills it `delay_us` after its first word, and notes what it acknowledged.
   void WriteAndKill(std::uint64_t first, std::uint64_t delay_us) {
     int fds[2];
     ASSERT_EQ(pipe2(fds, O_CLOEXEC), 0);
-    const std::string args[] = {"--writer", temp_.Sub("disk"), absl::StrCat(first),
-                                absl::StrCat(GetParam()), absl::StrCat(seed + first)};
+    const std::string args[] = {"--writer",
+                                temp_.Sub("disk"),
+                                absl::StrCat(first),
+                                absl::StrCat(capacity_bytes()),
+                                absl::StrCat(encrypted() ? 1 : 0),
+                                absl::StrCat(seed + first)};
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
       dup2(fds[1], STDOUT_FILENO);
       execl("/proc/self/exe", "writer", args[0].c_str(), args[1].c_str(), args[2].c_str(),
-            args[3].c_str(), args[4].c_str(), static_cast<char*>(nullptr));
+            args[3].c_str(), args[4].c_str(), args[5].c_str(), static_cast<char*>(nullptr));
       _exit(127);
     }
     close(fds[1]);
@@ -127,7 +138,7 @@ class DiskCrashTest : public ::testing::TestWithParam<std::uint64_t> {
 TEST_P(DiskCrashTest, WhatWasAcknowledgedSurvivesKillNine) {
   std::mt19937_64 random(seed);
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  const bool churns = GetParam() == kDiskCapacityBytesMin;
+  const bool churns = capacity_bytes() == kDiskCapacityBytesMin;
   std::uint64_t first = 0;
   std::set<std::uint64_t> durable;
   for (int round = 0; round < (churns ? (rounds + 1) / 2 : rounds); ++round) {
@@ -137,7 +148,7 @@ TEST_P(DiskCrashTest, WhatWasAcknowledgedSurvivesKillNine) {
       if (!IsRemoved(number)) durable.insert(number);
     }
 
-    auto store = RocksDiskStore::Open(OptionsOf(temp_.Sub("disk"), GetParam()));
+    auto store = RocksDiskStore::Open(OptionsOf(temp_.Sub("disk"), capacity_bytes(), encrypted()));
     ASSERT_TRUE(store.ok()) << store.status();
     std::set<std::uint64_t> found;
     ASSERT_TRUE((*store)
@@ -164,7 +175,7 @@ TEST_P(DiskCrashTest, WhatWasAcknowledgedSurvivesKillNine) {
     }
     for (const std::uint64_t number : durable) {
       // What the cap may have dropped is excused: all but the last quarter of it.
-      if (churns && number + GetParam() / 4 / (5 * kPageBytes) < acknowledged_) continue;
+      if (churns && number + capacity_bytes() / 4 / (5 * kPageBytes) < acknowledged_) continue;
       ASSERT_TRUE(found.contains(number)) << "round " << round << ", durable block " << number;
     }
   }
@@ -172,18 +183,23 @@ TEST_P(DiskCrashTest, WhatWasAcknowledgedSurvivesKillNine) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Capacity, DiskCrashTest,
-                         ::testing::Values(std::uint64_t{4} << 30, kDiskCapacityBytesMin),
+                         ::testing::Combine(::testing::Values(std::uint64_t{4} << 30,
+                                                              kDiskCapacityBytesMin),
+                                            ::testing::Bool()),
                          [](const auto& param_info) {
-                           return param_info.param == kDiskCapacityBytesMin ? "Churn" : "Roomy";
+                           return absl::StrCat(
+                               std::get<0>(param_info.param) == kDiskCapacityBytesMin ? "Churn"
+                                                                                      : "Roomy",
+                               std::get<1>(param_info.param) ? "Encrypted" : "");
                          });
 
 }  // namespace
 }  // namespace kvmill
 
 int main(int argc, char** argv) {
-  if (argc == 6 && std::strcmp(argv[1], "--writer") == 0) {
+  if (argc == 7 && std::strcmp(argv[1], "--writer") == 0) {
     const auto number = [&](int index) { return std::strtoull(argv[index], nullptr, 10); };
-    return kvmill::RunWriter(argv[2], number(3), number(4), number(5));
+    return kvmill::RunWriter(argv[2], number(3), number(4), number(5) != 0, number(6));
   }
   ::testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i + 1 < argc; i += 2) {

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "storage/core/page_layout.h"
 #include "storage/rocks_blocks.h"
 #include "storage/rocks_database.h"
 #include "tests/long_form.h"
@@ -80,29 +79,7 @@ class RocksDiskStoreFaultTest : public DiskStoreTest {
   std::uint64_t filled_ = 0;
 };
 
-// A real page, so that VerifyPage can judge it. 8 heads of k4v2 g128 D 128.
-TestBlock RealBlock(PageIdentity* identity) {
-  TestBlock block;
-  block.meta.id = TestId(1);
-  block.meta.token_count = 128;
-  identity->fingerprint = block.meta.id.fingerprint;
-  identity->key = block.meta.id.key;
-  identity->group_index = block.meta.id.group;
-  identity->head_count = 8;
-  identity->token_count = 128;
-  identity->format = TileFormat{.key_bits = 4, .value_bits = 2, .group = 128, .head_dim = 128};
-  const std::vector<SlotKind> kinds(8, SlotKind::kTile);
-  const std::size_t page_bytes = PageBytes(identity->format, 128, kinds);
-  block.pages.emplace_back(page_bytes);
-  const absl::Span<std::byte> page = absl::MakeSpan(block.pages[0]);
-  InitPage(*identity, kinds, page);
-  for (std::size_t head = 0; head < 8; ++head) FillPage(head + 1, SlotContents(page, head));
-  SealPage(page);
-  block.meta.page_bytes = {static_cast<std::uint32_t>(page_bytes)};
-  return block;
-}
-
-TEST_F(RocksDiskStoreFaultTest, NoFlippedByteOfABlobFilePassesForThePage) {
+TEST_P(RocksDiskStoreFaultTest, NoFlippedByteOfABlobFilePassesForThePage) {
   PageIdentity identity;
   const TestBlock block = RealBlock(&identity);
   Open();
@@ -138,7 +115,7 @@ TEST_F(RocksDiskStoreFaultTest, NoFlippedByteOfABlobFilePassesForThePage) {
   EXPECT_EQ(Get(block), "right");
 }
 
-TEST_F(RocksDiskStoreFaultTest, ACutBlobFileIsAnErrorForItsBlocksOnly) {
+TEST_P(RocksDiskStoreFaultTest, ACutBlobFileIsAnErrorForItsBlocksOnly) {
   Open();
   const TestBlock first = MakeBlock(1, 4, kPageBytes);
   ASSERT_TRUE(Put(first).ok());
@@ -166,7 +143,7 @@ TEST_F(RocksDiskStoreFaultTest, ACutBlobFileIsAnErrorForItsBlocksOnly) {
   EXPECT_EQ(Get(first), "right");
 }
 
-TEST_F(RocksDiskStoreFaultTest, ADamagedIndexIsRefusedInOneLineThatSaysWhatToDo) {
+TEST_P(RocksDiskStoreFaultTest, ADamagedIndexIsRefusedInOneLineThatSaysWhatToDo) {
   Open();
   ASSERT_TRUE(Put(MakeBlock(1, 4, kPageBytes)).ok());
   Close();
@@ -179,7 +156,7 @@ TEST_F(RocksDiskStoreFaultTest, ADamagedIndexIsRefusedInOneLineThatSaysWhatToDo)
   EXPECT_NE(status.message().find("move the directory away"), absl::string_view::npos) << status;
 }
 
-TEST_F(RocksDiskStoreFaultTest, AMissingBlobFileDoesNotKeepTheStoreFromOpening) {
+TEST_P(RocksDiskStoreFaultTest, AMissingBlobFileDoesNotKeepTheStoreFromOpening) {
   Open();
   const TestBlock first = MakeBlock(1, 4, kPageBytes);
   ASSERT_TRUE(Put(first).ok());
@@ -195,7 +172,7 @@ TEST_F(RocksDiskStoreFaultTest, AMissingBlobFileDoesNotKeepTheStoreFromOpening) 
   EXPECT_EQ(Get(second), "right");
 }
 
-TEST_F(RocksDiskStoreFaultTest, EntriesWhoseEpochIsGoneAreDroppedAtStart) {
+TEST_P(RocksDiskStoreFaultTest, EntriesWhoseEpochIsGoneAreDroppedAtStart) {
   Open();
   const TestBlock lost = MakeBlock(1, 4, kPageBytes);
   ASSERT_TRUE(Put(lost).ok());
@@ -226,7 +203,7 @@ TEST_F(RocksDiskStoreFaultTest, EntriesWhoseEpochIsGoneAreDroppedAtStart) {
 }
 
 // A file size limit stands in for a full disk where nothing can be mounted.
-TEST_F(RocksDiskStoreFaultTest, WritesThatFailAreReportedAndTheStoreRecovers) {
+TEST_P(RocksDiskStoreFaultTest, WritesThatFailAreReportedAndTheStoreRecovers) {
   options_.memtable_bytes = 256 << 10;
   options_.write_wait_ms = 2000;
   Open();
@@ -243,7 +220,7 @@ TEST_F(RocksDiskStoreFaultTest, WritesThatFailAreReportedAndTheStoreRecovers) {
   ExpectRecovered();
 }
 
-TEST_F(RocksDiskStoreFaultTest, AFullDiskIsResourceExhaustedUntilThereIsRoom) {
+TEST_P(RocksDiskStoreFaultTest, AFullDiskIsResourceExhaustedUntilThereIsRoom) {
   const std::string mount_point = temp_.Sub("tmpfs");
   ASSERT_EQ(mkdir(mount_point.c_str(), 0700), 0);
   if (mount("kvmill-test", mount_point.c_str(), "tmpfs", 0, "size=12m") != 0) {
@@ -271,6 +248,8 @@ TEST_F(RocksDiskStoreFaultTest, AFullDiskIsResourceExhaustedUntilThereIsRoom) {
   Close();
   EXPECT_EQ(umount(mount_point.c_str()), 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Files, RocksDiskStoreFaultTest, ::testing::Bool(), EncryptionName);
 
 }  // namespace
 }  // namespace kvmill

@@ -118,7 +118,7 @@ class RocksDiskStoreStressTest : public DiskStoreTest {
   std::atomic<std::uint64_t> writes_{0};
 };
 
-TEST_F(RocksDiskStoreStressTest, ThreadsAgreeWithTheShadowModel) {
+TEST_P(RocksDiskStoreStressTest, ThreadsAgreeWithTheShadowModel) {
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   Open();
   std::atomic<std::uint64_t> evicted{0};
@@ -150,6 +150,8 @@ TEST_F(RocksDiskStoreStressTest, ThreadsAgreeWithTheShadowModel) {
   }
   EXPECT_EQ(store_->stats().block_count, present);
 }
+
+INSTANTIATE_TEST_SUITE_P(Files, RocksDiskStoreStressTest, ::testing::Bool(), EncryptionName);
 
 }  // namespace
 }  // namespace kvmill

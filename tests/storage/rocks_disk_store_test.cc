@@ -25,7 +25,7 @@ constexpr std::size_t kPageBytes = 14 * 1024;
 
 using RocksDiskStoreTest = DiskStoreTest;
 
-TEST_F(RocksDiskStoreTest, ReadsBackWhatWasWritten) {
+TEST_P(RocksDiskStoreTest, ReadsBackWhatWasWritten) {
   Open();
   const TestBlock block = MakeBlock(1, 4, kPageBytes);
   ASSERT_TRUE(Put(block).ok());
@@ -44,12 +44,12 @@ TEST_F(RocksDiskStoreTest, ReadsBackWhatWasWritten) {
 }
 
 // Without it a write takes three times the processor time.
-TEST_F(RocksDiskStoreTest, RocksDbCallsOurChecksum) {
+TEST_P(RocksDiskStoreTest, RocksDbCallsOurChecksum) {
   Open();
   EXPECT_TRUE(RocksUsesFastCrc32c());
 }
 
-TEST_F(RocksDiskStoreTest, ReadsPagesOfDifferentLengthsOneByOne) {
+TEST_P(RocksDiskStoreTest, ReadsPagesOfDifferentLengthsOneByOne) {
   Open();
   TestBlock block = MakeBlock(7, 0, 0);
   for (const std::size_t page_bytes : {1u, 64u, 4096u, 4096u, 111u * 1024, 300u * 1024}) {
@@ -67,7 +67,7 @@ TEST_F(RocksDiskStoreTest, ReadsPagesOfDifferentLengthsOneByOne) {
   }
 }
 
-TEST_F(RocksDiskStoreTest, AnAbsentBlockIsNotFound) {
+TEST_P(RocksDiskStoreTest, AnAbsentBlockIsNotFound) {
   Open();
   EXPECT_TRUE(absl::IsNotFound(store_->Find(TestId(1)).status()));
   std::vector<std::byte> page(16);
@@ -76,7 +76,7 @@ TEST_F(RocksDiskStoreTest, AnAbsentBlockIsNotFound) {
   EXPECT_TRUE(store_->Remove({TestId(1)}).ok());
 }
 
-TEST_F(RocksDiskStoreTest, ASecondWriteKeepsTheFirstBytes) {
+TEST_P(RocksDiskStoreTest, ASecondWriteKeepsTheFirstBytes) {
   Open();
   const TestBlock first = MakeBlock(1, 4, kPageBytes, /*salt=*/0);
   const TestBlock second = MakeBlock(1, 4, kPageBytes, /*salt=*/1);
@@ -87,7 +87,7 @@ TEST_F(RocksDiskStoreTest, ASecondWriteKeepsTheFirstBytes) {
   EXPECT_EQ(Get(first), "right");
 }
 
-TEST_F(RocksDiskStoreTest, AKeyInAnotherNamespaceOrGroupIsAnotherBlock) {
+TEST_P(RocksDiskStoreTest, AKeyInAnotherNamespaceOrGroupIsAnotherBlock) {
   Open();
   const TestBlock block = MakeBlock(1, 1, 64);
   ASSERT_TRUE(Put(block).ok());
@@ -97,7 +97,7 @@ TEST_F(RocksDiskStoreTest, AKeyInAnotherNamespaceOrGroupIsAnotherBlock) {
   EXPECT_TRUE(absl::IsNotFound(store_->Find(TestId(1, /*tenant=*/2)).status()));
 }
 
-TEST_F(RocksDiskStoreTest, WrongLengthsAreDataLossAndBadBlocksAreRefused) {
+TEST_P(RocksDiskStoreTest, WrongLengthsAreDataLossAndBadBlocksAreRefused) {
   Open();
   TestBlock block = MakeBlock(1, 2, 64);
   ASSERT_TRUE(Put(block).ok());
@@ -119,14 +119,14 @@ TEST_F(RocksDiskStoreTest, WrongLengthsAreDataLossAndBadBlocksAreRefused) {
   EXPECT_EQ(store_->stats().block_count, 1u);
 }
 
-TEST_F(RocksDiskStoreTest, ABlockLargerThanAnEpochIsResourceExhausted) {
+TEST_P(RocksDiskStoreTest, ABlockLargerThanAnEpochIsResourceExhausted) {
   options_.capacity_bytes = kDiskCapacityBytesMin;  // Epochs of 1 MiB.
   Open();
   EXPECT_TRUE(absl::IsResourceExhausted(Put(MakeBlock(1, 1, (1 << 20) + 1))));
   EXPECT_TRUE(Put(MakeBlock(2, 4, 250 << 10)).ok());
 }
 
-TEST_F(RocksDiskStoreTest, BadOptionsAreInvalid) {
+TEST_P(RocksDiskStoreTest, BadOptionsAreInvalid) {
   const auto open = [this](auto change) {
     RocksDiskStoreOptions options = options_;
     change(options);
@@ -141,7 +141,7 @@ TEST_F(RocksDiskStoreTest, BadOptionsAreInvalid) {
   EXPECT_TRUE(absl::IsUnavailable(open([this](auto& o) { o.directory = temp_.Sub("a/b"); })));
 }
 
-TEST_F(RocksDiskStoreTest, TheDirectoryIsPrivate) {
+TEST_P(RocksDiskStoreTest, TheDirectoryIsPrivate) {
   ASSERT_EQ(mkdir(options_.directory.c_str(), 0755), 0);
   Open();
   struct stat info {};
@@ -149,7 +149,7 @@ TEST_F(RocksDiskStoreTest, TheDirectoryIsPrivate) {
   EXPECT_EQ(info.st_mode & 07777, 0700u);
 }
 
-TEST_F(RocksDiskStoreTest, ADirectoryOfOthersIsRefusedAndKeepsItsMode) {
+TEST_P(RocksDiskStoreTest, ADirectoryOfOthersIsRefusedAndKeepsItsMode) {
   ASSERT_EQ(mkdir(options_.directory.c_str(), 0755), 0);
   ASSERT_EQ(chmod(options_.directory.c_str(), 0755), 0);
   const std::string theirs = options_.directory + "/letter";
@@ -172,7 +172,7 @@ TEST_F(RocksDiskStoreTest, ADirectoryOfOthersIsRefusedAndKeepsItsMode) {
   EXPECT_EQ(info.st_mode & 07777, 0700u);
 }
 
-TEST_F(RocksDiskStoreTest, ASecondOpenOfTheDirectoryIsRefused) {
+TEST_P(RocksDiskStoreTest, ASecondOpenOfTheDirectoryIsRefused) {
   Open();
   const TestBlock block = MakeBlock(1, 4, kPageBytes);
   ASSERT_TRUE(Put(block).ok());
@@ -187,7 +187,7 @@ TEST_F(RocksDiskStoreTest, ASecondOpenOfTheDirectoryIsRefused) {
   EXPECT_EQ(Get(block), "right");
 }
 
-TEST_F(RocksDiskStoreTest, ARemovedBlockStaysRemovedAfterFlush) {
+TEST_P(RocksDiskStoreTest, ARemovedBlockStaysRemovedAfterFlush) {
   Open();
   const TestBlock kept = MakeBlock(1, 4, kPageBytes);
   const TestBlock removed = MakeBlock(2, 4, kPageBytes);
@@ -205,7 +205,7 @@ TEST_F(RocksDiskStoreTest, ARemovedBlockStaysRemovedAfterFlush) {
   EXPECT_EQ(store_->stats().block_count, 1u);
 }
 
-TEST_F(RocksDiskStoreTest, AKeyCanBeWrittenAgainAfterRemove) {
+TEST_P(RocksDiskStoreTest, AKeyCanBeWrittenAgainAfterRemove) {
   Open();
   const TestBlock first = MakeBlock(1, 4, kPageBytes, /*salt=*/0);
   const TestBlock second = MakeBlock(1, 2, 2 * kPageBytes, /*salt=*/1);
@@ -219,7 +219,7 @@ TEST_F(RocksDiskStoreTest, AKeyCanBeWrittenAgainAfterRemove) {
   EXPECT_EQ(Get(second), "right");
 }
 
-TEST_F(RocksDiskStoreTest, ScanVisitsEveryBlockAndStopsWhenTold) {
+TEST_P(RocksDiskStoreTest, ScanVisitsEveryBlockAndStopsWhenTold) {
   Open();
   std::set<std::string> want;
   for (std::uint64_t i = 0; i < 20; ++i) {
@@ -243,7 +243,7 @@ TEST_F(RocksDiskStoreTest, ScanVisitsEveryBlockAndStopsWhenTold) {
   EXPECT_EQ(visited, 5);
 }
 
-TEST_F(RocksDiskStoreTest, OpenAndScanReadNoPage) {
+TEST_P(RocksDiskStoreTest, OpenAndScanReadNoPage) {
   Open();
   for (std::uint64_t i = 0; i < 50; ++i) ASSERT_TRUE(Put(MakeBlock(i, 4, kPageBytes)).ok());
   Reopen();
@@ -260,7 +260,7 @@ TEST_F(RocksDiskStoreTest, OpenAndScanReadNoPage) {
   EXPECT_GE(store_->page_file_bytes_read(), 4 * kPageBytes);  // The counter does count.
 }
 
-TEST_F(RocksDiskStoreTest, NamespacesAreThereAfterARestart) {
+TEST_P(RocksDiskStoreTest, NamespacesAreThereAfterARestart) {
   Open();
   ASSERT_TRUE(store_->PutNamespace({.name = "a", .encoding = std::string("\0\1\2", 3)}).ok());
   ASSERT_TRUE(store_->PutNamespace({.name = "b", .encoding = "old"}).ok());
@@ -273,6 +273,8 @@ TEST_F(RocksDiskStoreTest, NamespacesAreThereAfterARestart) {
   EXPECT_EQ((*records)[0].encoding, std::string("\0\1\2", 3));
   EXPECT_EQ((*records)[1].encoding, "new");
 }
+
+INSTANTIATE_TEST_SUITE_P(Files, RocksDiskStoreTest, ::testing::Bool(), EncryptionName);
 
 }  // namespace
 }  // namespace kvmill

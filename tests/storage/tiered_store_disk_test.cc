@@ -182,9 +182,12 @@ TEST_F(TieredStoreDiskTest, NothingIsDurableWithoutItsNamespace) {
   ASSERT_TRUE(Put(1).ok());
   EXPECT_EQ(Durable(1).code(), absl::StatusCode::kResourceExhausted);
   while (store_->stats().unwritten_blocks > 0) std::this_thread::yield();  // Its write failed too.
+  const std::uint64_t failures = store_->stats().disk_write_failures;
+  EXPECT_GE(failures, 1u);
   disk_.full = false;
   const absl::Status durable = Durable(1);
   ASSERT_TRUE(durable.ok()) << durable;
+  EXPECT_EQ(store_->stats().disk_write_failures, failures);
   disk_.Crash();
   store_.reset();
   auto again = TieredStore::Create(options_, clock_, std::make_unique<DiskHandle>(disk_));

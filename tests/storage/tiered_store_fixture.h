@@ -26,10 +26,14 @@ namespace kvmill {
 class DiskHandle : public DiskStore {
  public:
   explicit DiskHandle(FaultyDiskStore& disk) : disk_(disk) {}
-  ~DiskHandle() override { disk_.SetEvictedCallback(nullptr); }
+  ~DiskHandle() override {
+    disk_.SetEvictedCallback(nullptr);
+    disk_.SetKeepAdvice(nullptr);
+  }
   void SetEvictedCallback(EvictedCallback callback) override {
     disk_.SetEvictedCallback(std::move(callback));
   }
+  void SetKeepAdvice(KeepAdviceCallback advice) override { disk_.SetKeepAdvice(std::move(advice)); }
   absl::Status Write(const DiskBlockMeta& meta,
                      absl::Span<const absl::Span<const std::byte>> pages) override {
     return disk_.Write(meta, pages);

@@ -518,6 +518,45 @@ TEST_F(TieredStoreGpuTest, TenantsShareNoArena) {
   EXPECT_EQ(page[ref->pages()[0].size()], std::byte{0}) << "nothing of the first tenant's";
 }
 
+// Two arenas on the GPU, one of each of two tenants.
+TEST_F(TieredStoreGpuTest, SoftQuotasSayWhoLeavesTheGpu) {
+  options_.host_bytes = 16 << 20;
+  options_.gpu_bytes = 8 << 20;
+  OpenWithGpu(false);
+  NamespaceSpec spec = Spec();
+  spec.tenant = "b";
+  const NamespaceId other = store_->OpenNamespace("other", spec)->id;
+  const auto put_other = [&](std::uint64_t number) {
+    const absl::Status put =
+        Put({other, 0, Key(number)}, {.token_count = kTokens}, ValuesOf(number));
+    Settle();
+    return put;
+  };
+  const auto on_gpu = [&](NamespaceId space, std::uint64_t count) {
+    std::uint64_t found = 0;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const auto tiers = store_->Lookup(space, {Key(i)}).tiers;
+      found += !tiers.empty() && tiers[0] == Tier::kGpu ? 1 : 0;
+    }
+    return found;
+  };
+  ASSERT_TRUE(put_other(0).ok());
+  const std::uint64_t arena = kExtentBytes / TierNow(Tier::kGpu).used_bytes;
+  for (std::uint64_t i = 1; i < arena; ++i) ASSERT_TRUE(put_other(i).ok());
+  for (std::uint64_t i = 0; i < arena; ++i) ASSERT_TRUE(PutAndSettle(i).ok());
+  ASSERT_EQ(on_gpu(other, arena), arena);
+  ASSERT_EQ(on_gpu(space_, arena), arena);
+  ASSERT_TRUE(store_->SetQuotas({{"default", {.soft_bytes = 1}}}).ok());
+  // Who is over takes of its own, though those of the other one are older.
+  ASSERT_TRUE(PutAndSettle(arena).ok());
+  EXPECT_EQ(on_gpu(other, arena), arena);
+  EXPECT_EQ(on_gpu(space_, arena + 1), arena);
+  // And leaves for who is not.
+  ASSERT_TRUE(put_other(arena).ok());
+  EXPECT_EQ(on_gpu(other, arena + 1), arena + 1);
+  EXPECT_LT(on_gpu(space_, arena + 1), arena);
+}
+
 TEST_F(TieredStoreGpuTest, ListAndClearKnowTheTier) {
   OpenWithGpu(false);
   for (std::uint64_t i = 0; i < 3; ++i) ASSERT_TRUE(PutAndSettle(i).ok());

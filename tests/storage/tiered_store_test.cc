@@ -257,8 +257,9 @@ TEST_F(TieredStoreTest, NameIsBoundToOneIdentity) {
   other.model = "another";
   const absl::Status refused = store_->OpenNamespace("test", other).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_NE(refused.message().find("model is \"another\" here and \"test\" there"),
-            absl::string_view::npos)
+  EXPECT_NE(
+      refused.message().find("model is \"another\" in this request and \"test\" at the daemon"),
+      absl::string_view::npos)
       << refused;
   auto second = store_->OpenNamespace("other", other);
   ASSERT_TRUE(second.ok());

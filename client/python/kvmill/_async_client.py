@@ -5,7 +5,7 @@ import asyncio
 import collections
 import os
 import time
-from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterable, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterable, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from kvmill import _calls, _native
 from kvmill._base import Base
@@ -31,7 +31,7 @@ class AsyncClient(Base):
             results = await asyncio.gather(*(client.fetch(ns, [key], out) for key, out in wanted))
     """
 
-    def __init__(self, address: str, timeout: float = 10.0, *, path: DataPath = DataPath.AUTO, plaintext: bool = False,
+    def __init__(self, address: str, timeout: float = 10.0, *, path: Union[DataPath, str] = DataPath.AUTO, plaintext: bool = False,
                  encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0, device: Optional[str] = None,
                  tls: Optional[Tls] = None, token: str = "") -> None:
         super().__init__(address, timeout, path, plaintext, encode_in, encode_threads, device, tls, token)

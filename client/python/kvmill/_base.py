@@ -4,7 +4,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from kvmill import _calls, _native
 from kvmill._engine import DeviceHandle
@@ -21,10 +21,10 @@ def _close_all() -> None:
 
 
 class Base:
-    def __init__(self, address: str, timeout: float, path: DataPath, plaintext: bool, encode_in: EncodeIn,
+    def __init__(self, address: str, timeout: float, path: Union[DataPath, str], plaintext: bool, encode_in: EncodeIn,
                  encode_threads: int, device: Optional[str], tls: Optional[Tls], token: str) -> None:
         self._events = _native.Queue()  # Of the session.
-        self._native = _native.Client(address, _calls.milliseconds(timeout), path, plaintext, encode_in, encode_threads,
+        self._native = _native.Client(address, _calls.milliseconds(timeout), _calls.data_path(path), plaintext, encode_in, encode_threads,
                                       device, _calls.identity(tls, token), self._events)
         self._device = device
         self._address = address

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import numbers
 import weakref
-from typing import Any, Callable, Generic, Iterable, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Generic, Iterable, Optional, Sequence, Tuple, TypeVar, Union
 
 from kvmill import _native
 from kvmill._engine import DeviceHandle, EngineGeometry, EnginePlace, PageBlock, region_fields
 from kvmill._errors import Error, error_of
 from kvmill._mapped import Mapped, native_of
 from kvmill._tickets import Progress, PromisedBlock, RedeemResult, RedeemUpdate, redeem_result
-from kvmill._types import (Block, FetchedBlock, FetchResult, Frame, KV, LookupResult, MapMemory, Namespace, NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
+from kvmill._types import (Block, DataPath, FetchedBlock, FetchResult, Frame, KV, LookupResult, MapMemory, Namespace, NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
                            Tail, Tier, TierUsage, Tls)
 
 T = TypeVar("T")
@@ -52,6 +52,16 @@ def milliseconds(timeout: Optional[float], what: str = "timeout") -> int:
     if not 0 < timeout < 2 ** 40:
         raise ValueError(f"{what} {timeout}, want more than 0 and less than {2 ** 40} seconds, or None")
     return math.ceil(timeout * 1000)
+
+
+def data_path(path: Union[DataPath, str]) -> DataPath:
+    """One of DataPath, or its name in lower case."""
+    if not isinstance(path, str):
+        return path
+    names = {member.name.lower(): member for member in DataPath}
+    if path not in names:
+        raise ValueError(f"path {path!r}, want a DataPath, or one of " + ", ".join(map(repr, names)))
+    return names[path]
 
 
 def identity(tls: Optional[Tls], token: str) -> Tuple[str, ...]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import unittest
+import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli_support as support  # noqa: E402
@@ -177,7 +178,7 @@ class Files(Case):
 
 
 class Usage(Case):
-    COMMANDS = ["encode", "decode", "put", "get", "lookup", "rm", "clear", "flush", "evict", "stat", "ls", "verify",
+    COMMANDS = ["encode", "decode", "put", "get", "lookup", "rm", "clear", "flush", "evict", "stat", "ls", "quota", "verify",
                 "replay", "capacity", "bench encode", "bench attention", "bench lookup", "bench disk", "bench fetch",
                 "bench store", "top"]
 
@@ -491,7 +492,7 @@ class WithDaemon(Case):
     def test_another_identity_under_a_name_is_refused(self):
         self.layers(1, 128, 1, 64)
         self.put("bound", "s", "--model", "a")
-        self.assertIn("model", self.put("bound", "s", "--model", "b", code=1).error)
+        self.assertIn('model is "b" in this request and "a" at the daemon', self.put("bound", "s", "--model", "b", code=1).error)
         self.assertIn("bits", self.put("bound", "s", "--model", "a", format="k2v2_g128", code=1).error)
         self.layers(2, 128, 1, 64)
         self.put("bound", "s", "--model", "a", code=1)
@@ -565,7 +566,7 @@ class WithDaemon(Case):
         get = self.kvmill("get", *name, "--out", self.path("out_")).output
         self.assertIn("2 from host", get)
         outputs = [put, get, self.kvmill("lookup", *name).output, self.kvmill("stat").output,
-                   self.kvmill("ls", "--namespace", "human").output, self.kvmill("verify").output,
+                   self.kvmill("ls", "--namespace", "human").output, self.kvmill("quota").output, self.kvmill("verify").output,
                    self.kvmill("flush").output]
         for output in outputs:
             self.assertFalse(output.startswith(("{", "[")))
@@ -615,6 +616,9 @@ class WithDaemon(Case):
         for command in (["evict", "--tier", "host"], ["verify"]):
             self.assertIn("admin", self.kvmill(*command, code=1, server=server).error)
         self.kvmill("verify", server=self.daemon.ready["admin"])
+        # The other way round, too.
+        error = self.kvmill("stat", server=self.daemon.ready["admin"], code=1).error
+        self.assertIn("its admin listener has admin commands alone; use the address of its --listen", error)
 
     def test_bad_prompts_fail_before_anything_is_stored(self):
         self.assertIn("L00_k.npy", self.put("bad", code=1).error)
@@ -642,6 +646,18 @@ class WithDaemon(Case):
 
 
 class DaemonGone(Case):
+    def test_the_default_socket_is_named_with_where_else_a_daemon_may_have_it(self):
+        with unittest.mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": self.path("nothing")}):
+            error = self.kvmill("stat", "--timeout", "2s", code=1, server=False).error
+        self.assertIn(self.path("nothing") + "/kvmill.sock", error)
+        self.assertIn("unix:$XDG_RUNTIME_DIR/kvmill.sock", error)
+        self.assertIn("unix:/run/kvmill/kvmill.sock", error)
+        # Not where somebody said which one.
+        self.assertNotIn("/run/kvmill", self.kvmill("stat", code=1, server="unix:" + self.path("none.sock")).error)
+
+    def test_a_scheme_in_front_of_an_address_is_named(self):
+        self.assertIn('leave out "http://"', self.kvmill("stat", code=2, server="http://localhost:1").error)
+
     def test_no_daemon_is_exit_code_1_and_says_where_it_looked(self):
         begin = time.monotonic()
         result = self.kvmill("stat", "--timeout", "2s", code=1, server="unix:" + self.path("none.sock"))

@@ -24,7 +24,9 @@ class Contracts(Case):
 
     def setUp(self):
         super().setUp()
-        self.daemon = Daemon("--metrics", "127.0.0.1:0")
+        with open(self.path("tenants"), "w", encoding="utf-8") as file:
+            file.write("tenants: {default: {quota: {soft: 1GiB, hard: 2GiB}}}\n")
+        self.daemon = Daemon("--metrics", "127.0.0.1:0", "--tenants", self.path("tenants"))
         self.addCleanup(self.daemon.remove)
         self.addCleanup(self.daemon.stop)
         self.server = self.daemon.server
@@ -37,7 +39,7 @@ class Contracts(Case):
 
     def ask(self, *arguments, server=None, row_flag=""):
         """Runs a command and compares its fields with its row; the JSON. `row_flag`: which changes the fields."""
-        command = " ".join(arguments[:2 if arguments[0] in ("bench", "cluster") else 1]) + row_flag
+        command = " ".join(arguments[:2 if arguments[0] in ("bench", "cluster", "eval") else 1]) + row_flag
         said = self.kvmill(*arguments, "--json", server=server).json()
         self.assertEqual(list(said[0] if isinstance(said, list) else said), self.rows("kvmill")[command],
                          f"fields of {command}: left the program's, right those of docs/contracts.md")
@@ -61,10 +63,17 @@ class Contracts(Case):
         self.ask("get", *name, "--out", self.path("tiles_"), "--tiles")
         self.ask("bench", "attention", "--kv", self.path("p"), "--records", self.path("tiles_"), "--format", "k4v2_g128",
                  "--heads-q", "2", "--repetitions", "1", server=False, row_flag=" --kv")
+        self.ask("eval", "error", "--kv", self.path("p"), "--methods", "kvarn", server=False)
         # Two whole blocks and a tail: three (block, layer group) pairs.
         self.assertEqual(self.ask("stat")["blocks"], 3)
-        self.assertEqual(len(self.ask("ls")), 3)
+        listed = self.ask("ls")
+        self.assertEqual(len(listed), 3)
+        (quota,) = self.ask("quota")
+        self.assertEqual((quota["tenant"], quota["used_bytes"], quota["soft_bytes"], quota["hard_bytes"], quota["rejections"]),
+                         ("default", sum(block["bytes"] for block in listed), 1 << 30, 2 << 30, 0))
+        self.assertEqual(quota["charged_bytes"], quota["used_bytes"])
         self.assertEqual(self.ask("verify")["records_checked"], 3 * 2 * 2)  # Heads and tiers.
+        self.ask("config")
         self.ask("flush")
         self.assertEqual(self.ask("evict", "--tier", "host")["blocks"], 3)
         self.assertEqual(self.ask("rm", *name)["blocks"], 3)
@@ -95,14 +104,15 @@ class Contracts(Case):
         rows = set(self.rows("kvmill"))
         self.assertEqual(self.rows("kvmill")["top"], [])
         self.kvmill("top", "--json", code=2)
-        self.assertEqual(self.seen | {"top"}, rows)
+        self.assertEqual(self.rows("kvmill")["watch"], [])  # Fields by event: events_test.
+        self.assertEqual(self.seen | {"top", "watch"}, rows)
         # And the table has every command of the program.
         commands = set()
-        for group in ("", "bench", "cluster"):
+        for group in ("", "bench", "cluster", "eval"):
             said = self.kvmill(*filter(None, [group, "--help"]), server=False).output
             listed = re.findall(r"^  ([a-z]+) ", said.split("Subcommands:")[1].split("\n\n")[0], re.MULTILINE)
             commands |= {f"{group} {command}".strip() for command in listed}
-        self.assertEqual(commands - {"bench", "cluster"}, {row.split(" --")[0] for row in rows})
+        self.assertEqual(commands - {"bench", "cluster", "eval"}, {row.split(" --")[0] for row in rows})
 
     def test_a_miss_prints_its_json_and_ends_with_3(self):
         self.write("pL00_k.npy", gaussian(128, 1, 64, 1))
@@ -124,7 +134,7 @@ class Contracts(Case):
         self.write("mL00_v.npy", gaussian(128, 1, 64, 2))
         self.kvmill("put", "--namespace", "m", "--sequence", "s", "--format", "k4v2_g128", "--kv", self.path("m"))
         want = {name: family for name, family in check_docs.documented_families(self.text, "Metrics").items()
-                if not {"peer", "transport"} & set(family[1]) or name == "bytes_total"}  # There are none here.
+                if not {"peer", "transport", "key"} & set(family[1]) or name == "bytes_total"}  # There are none here.
         said = self.scrape()
         types = dict(re.findall(r"^# TYPE kvmill_(\w+) (\w+)$", said, re.MULTILINE))
         self.assertEqual(types, {name: kind for name, (kind, _) in want.items()})

@@ -236,7 +236,7 @@ class ArraysTest(Case):
         refused(k.reshape(TOKENS, HEAD_DIM, HEADS), "64 heads of 2 channels")
         refused(np.zeros((TOKENS, HEADS, 2 * HEAD_DIM), np.float16)[:, :, ::2], "channels of a head must be adjacent")
         refused(np.zeros((TOKENS, HEAD_DIM, HEADS), np.float16).transpose(0, 2, 1), "channels of a head must be adjacent")
-        refused(k[:TOKENS - 1], "room for 63 tokens, want 64", fetch=False)
+        refused(k[:TOKENS - 1], "room for 63 tokens, want 64; token_count says how many", fetch=False)
         refused(k[:0], "room for 0 tokens")
         refused(None, "NoneType", TypeError)
         refused([1, 2], "list", TypeError)
@@ -285,6 +285,12 @@ class ArraysTest(Case):
             self.client.lookup(None, [b"x"])
         with self.assertRaises(kvmill.InvalidArgumentError):
             kvmill.Client("unix:")
+        with self.assertRaisesRegex(kvmill.InvalidArgumentError, 'leave out "http://"; want HOST:PORT'):
+            kvmill.Client("http://localhost:1")
+        with self.assertRaisesRegex(ValueError, "path 'map', want a DataPath, or one of 'auto', 'inline', 'ucx'"):
+            kvmill.Client("localhost:1", path="map")
+        for path in ("auto", "inline", "ucx", kvmill.DataPath.INLINE):
+            kvmill.Client("localhost:1", path=path).close()
         with self.assertRaises(TypeError):
             kvmill.Client(None)
         with self.assertRaises(kvmill.InvalidArgumentError):

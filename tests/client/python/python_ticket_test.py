@@ -274,7 +274,7 @@ class TicketTest(unittest.TestCase):
                                   check=False)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             match = re.fullmatch(r"redeemed 7 blocks of 4 layers, 407 tokens; layers came in the order (\[.*\]); attention "
-                                 r"over 4-bit keys and 2-bit values is off by (\d+) %\n", done.stdout)
+                                 r"over 4-bit keys and 2-bit values of noise is off by (\d+) %\n", done.stdout)
             self.assertTrue(match, done.stdout)
             self.assertEqual(sorted(eval(match.group(1))), [0, 1, 2, 3])  # pylint: disable=eval-used
             self.assertLess(int(match.group(2)), 60)

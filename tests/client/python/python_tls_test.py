@@ -57,7 +57,7 @@ class TlsTest(unittest.TestCase):
         with kvmill.Client(self.address, tls=kvmill.Tls(self.files.ca), token="guess") as guesser, \
                 self.assertRaisesRegex(kvmill.UnauthenticatedError, "the token is not one"):
             guesser.stat()
-        with kvmill.Client(self.address) as plain, self.assertRaises(kvmill.UnavailableError):
+        with kvmill.Client(self.address) as plain, self.assertRaisesRegex(kvmill.UnavailableError, "wants TLS, most likely: give tls-ca"):
             plain.stat()
         with self.assertRaisesRegex(kvmill.FailedPreconditionError, "needs TLS"):
             kvmill.Client(self.address, token=TOKEN)

@@ -39,6 +39,9 @@
 {{- if and $v.etcd.tls.clientCertificate (not $v.etcd.tls.existingSecret) -}}
 {{- fail "etcd.tls.clientCertificate: needs etcd.tls.existingSecret" -}}
 {{- end -}}
+{{- if and $v.disk.encryption.existingSecret (not $v.disk.enabled) -}}
+{{- fail (printf "disk.encryption.existingSecret %s: needs disk.enabled" $v.disk.encryption.existingSecret) -}}
+{{- end -}}
 {{- if and $v.zone.name $v.zone.fromPodLabel -}}
 {{- fail (printf "zone.name %s: zone.fromPodLabel is set as well; want one of them" $v.zone.name) -}}
 {{- end -}}

@@ -8,9 +8,14 @@
       "host_bytes" $v.hostBytes
       "huge_pages" $v.hugePages.mode
       "drain_timeout" $v.drain.timeout
-      "log_level" $v.logLevel -}}
+      "log_level" $v.logLevel
+      "log_format" $v.logFormat -}}
+{{- if $v.watchConfig -}}{{- $_ := set $config "watch_config" "true" -}}{{- end -}}
 {{- if $v.disk.enabled -}}
 {{- $config = merge $config (dict "data_dir" "/var/lib/kvmill" "disk_bytes" $v.disk.bytes) -}}
+{{- if $v.disk.encryption.existingSecret -}}
+{{- $_ := set $config "disk_key_file" "/etc/kvmill/disk-keys/keys" -}}
+{{- end -}}
 {{- end -}}
 {{- if eq $v.profile "gpu" -}}
 {{- $config = merge $config (dict "gpu_bytes" $v.gpu.bytes "device" $v.gpu.device) -}}
@@ -44,11 +49,21 @@
 {{- end -}}
 {{- end -}}
 {{- with $v.zone.name -}}{{- $_ := set $config "zone" . -}}{{- end -}}
+{{- if $v.tenants -}}{{- $_ := set $config "tenants" "/etc/kvmill/config/tenants.yaml" -}}{{- end -}}
 {{- range $key, $value := $v.config -}}
 {{- if hasKey $config $key -}}
 {{- fail (printf "config.%s: the chart sets this option from another value; change that one" $key) -}}
 {{- end -}}
 {{- $_ := set $config $key (toString $value) -}}
+{{- end -}}
+{{- toYaml $config -}}
+{{- end }}
+
+{{/* What of it only another start takes over: the rest a daemon that watches its file does (docs/configuration.md). */}}
+{{- define "kvmill.configOfStart" -}}
+{{- $config := include "kvmill.config" . | fromYaml -}}
+{{- if .Values.watchConfig -}}
+{{- $config = omit $config "tls_peers" "tenants" "peer_timeout" "replication_rate" "log_format" "log_level" "drain_timeout" "session_grace" "error_sample_interval" "metrics_namespaces" -}}
 {{- end -}}
 {{- toYaml $config -}}
 {{- end }}

@@ -1,0 +1,13 @@
+// The commands of `kvmill eval`, hung below the root.
+#ifndef KVMILL_CLIENT_CLI_COMMANDS_EVAL_H_
+#define KVMILL_CLIENT_CLI_COMMANDS_EVAL_H_
+
+#include "client/cli/command.h"
+
+namespace kvmill::cli {
+
+void AddEvalCommands(CommandLine& line);  // eval error
+
+}  // namespace kvmill::cli
+
+#endif  // KVMILL_CLIENT_CLI_COMMANDS_EVAL_H_

@@ -1,0 +1,34 @@
+// The methods that can be evaluated, by name.
+#ifndef KVMILL_CLIENT_EVAL_METHODS_H_
+#define KVMILL_CLIENT_EVAL_METHODS_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "client/eval/quantizer.h"
+#include "kernels/tile_format.h"
+
+namespace kvmill::eval {
+
+struct Method {
+  absl::string_view name;     // "kivi-g32".
+  absl::string_view set;      // "baselines", "ablations" or "refined"; empty: kvarn itself.
+  absl::string_view summary;  // Half a line.
+  std::unique_ptr<Quantizer> (*make)(const TileFormat& format);
+  bool two_bit_keys = false;  // Only with formats that have 2-bit keys.
+};
+
+// Every method, in the order of the documentation.
+absl::Span<const Method> AllMethods();
+
+// Names of methods and of sets ("baselines": all of a set, in order) to methods, each once.
+// INVALID_ARGUMENT naming what is unknown, and everything that is known.
+absl::StatusOr<std::vector<const Method*>> FindMethods(absl::Span<const std::string> names);
+
+}  // namespace kvmill::eval
+
+#endif  // KVMILL_CLIENT_EVAL_METHODS_H_

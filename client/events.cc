@@ -1,0 +1,346 @@
+#include "client/events.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/connection.h"
+#include "client/convert.h"
+#include "kvmill/v1/events.grpc.pb.h"
+#include "storage/core/mutex.h"
+#include "storage/core/status_macros.h"
+
+namespace kvmill {
+namespace {
+
+constexpr std::size_t kBatchesAhead = 4;  // That nobody has asked for yet.
+constexpr std::chrono::hours kCallTime{1};
+constexpr std::chrono::milliseconds kRetryFirst{50};
+constexpr std::chrono::milliseconds kRetryMost{2000};
+
+// Of a stream that had begun: a namespace that was there comes again, when an engine opens it.
+bool IsFinal(const absl::Status& status, bool began) {
+  switch (status.code()) {
+    case absl::StatusCode::kNotFound:
+      return !began;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kInternal:
+      return true;
+    default:
+      return false;
+  }
+}
+
+absl::Status Malformed(absl::string_view what) {
+  return absl::InternalError(absl::StrCat("malformed reply to Watch: ", what));
+}
+
+// One call. Made with new; deletes itself after `ended`. Reads on when `took` says so, or Resume is
+// called.
+class WatchStream {
+ public:
+  using Took = std::function<absl::StatusOr<bool>(const v1::WatchReply&)>;
+  using Ended = std::function<void(const absl::Status&)>;
+
+  WatchStream(Connection& connection, v1::WatchRequest request, Took took, Ended ended)
+      : connection_(connection),
+        request_(std::move(request)),
+        took_(std::move(took)),
+        ended_(std::move(ended)) {}
+
+  void Start() {
+    connection_.Admit(&context_, std::chrono::system_clock::now() + kCallTime,
+                      [this](const Connection::Admission& admission) {
+                        if (!admission.status.ok()) {
+                          ended_(admission.status);
+                          delete this;
+                          return;
+                        }
+                        pass_ = admission.pass;
+                        channel_ = connection_.channel();
+                        stub_ = v1::Events::NewStub(channel_->channel);
+                        reader_ =
+                            stub_->PrepareAsyncWatch(&context_, request_, connection_.queue());
+                        reader_->StartCall(&start_done_);
+                      });
+  }
+  void TryCancel() { context_.TryCancel(); }
+  // After `took` said no, once.
+  void Resume() { reader_->Read(&reply_, &read_done_); }
+
+ private:
+  void OnStart(bool ok) {
+    if (ok) {
+      reader_->Read(&reply_, &read_done_);
+    } else {
+      reader_->Finish(&grpc_status_, &finish_done_);
+    }
+  }
+  void OnRead(bool ok) {
+    if (ok) {
+      const absl::StatusOr<bool> more = took_(reply_);
+      if (more.ok()) {
+        if (*more) reader_->Read(&reply_, &read_done_);
+        return;  // If not, who resumes may have done so, and this be gone.
+      }
+      failed_ = more.status();
+      context_.TryCancel();
+    }
+    reader_->Finish(&grpc_status_, &finish_done_);
+  }
+  void OnFinish(bool) {
+    connection_.NoteBootId(context_);
+    if (grpc_status_.error_code() == grpc::StatusCode::UNAUTHENTICATED &&
+        connection_.PassRefused(pass_)) {
+      // Of the daemon's last incarnation; the next call has one of this.
+      failed_ = absl::UnavailableError(grpc_status_.error_message());
+    } else if (grpc_status_.error_code() == grpc::StatusCode::INTERNAL && failed_.ok()) {
+      // Of gRPC, for a stream that broke (RST_STREAM), or of the daemon: neither is for ever.
+      failed_ = absl::UnavailableError(grpc_status_.error_message());
+    }
+    reader_.reset();
+    stub_.reset();
+    channel_.reset();
+    ended_(failed_.ok() ? connection_.StatusOf(grpc_status_) : failed_);
+    connection_.End(&context_);
+    delete this;
+  }
+
+  Connection& connection_;
+  const v1::WatchRequest request_;
+  const Took took_;
+  const Ended ended_;
+  std::uint64_t pass_ = 0;
+  grpc::ClientContext context_;
+  ChannelPtr channel_;
+  std::unique_ptr<v1::Events::Stub> stub_;
+  std::unique_ptr<grpc::ClientAsyncReader<v1::WatchReply>> reader_;
+  MemberCompletion<WatchStream> start_done_{this, &WatchStream::OnStart};
+  MemberCompletion<WatchStream> read_done_{this, &WatchStream::OnRead};
+  MemberCompletion<WatchStream> finish_done_{this, &WatchStream::OnFinish};
+  v1::WatchReply reply_;
+  absl::Status failed_;
+  grpc::Status grpc_status_;
+};
+
+}  // namespace
+
+class EventStream::State : public std::enable_shared_from_this<EventStream::State> {
+ public:
+  State(Connection& connection, Options options)
+      : connection_(connection), options_(std::move(options)), position_(options_.after) {}
+
+  void Connect() {
+    v1::WatchRequest request;
+    WatchStream* stream = nullptr;
+    {
+      MutexLock lock(mu_);
+      if (closed_) return;
+      if (position_.has_value()) {
+        request.set_epoch(position_->epoch);
+        request.set_sequence(position_->sequence);
+      } else {
+        request.set_snapshot(options_.snapshot || began_);
+      }
+      epoch_.clear();
+      namespaces_.clear();
+      in_snapshot_ = false;
+      if (!options_.namespace_name.empty()) {
+        request.mutable_namespace_()->set_name(options_.namespace_name);
+      }
+      stream = new WatchStream(
+          connection_, std::move(request),
+          [self = shared_from_this()](const v1::WatchReply& reply) { return self->Take(reply); },
+          [self = shared_from_this()](const absl::Status& status) { self->Ended(status); });
+      stream_ = stream;
+    }
+    stream->Start();
+  }
+
+  // Nobody asks any more. The connection, when it is destroyed, waits for what runs.
+  void Close() {
+    MutexLock lock(mu_);
+    closed_ = true;
+    batches_.clear();
+    if (stream_ != nullptr) {
+      stream_->TryCancel();
+      if (std::exchange(paused_, false)) stream_->Resume();
+    }
+  }
+
+  absl::StatusOr<EventBatch> Next(absl::Duration timeout) {
+    const absl::Time deadline = absl::Now() + timeout;
+    MutexLock lock(mu_);
+    while (batches_.empty() && !end_.has_value()) {
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("no events within ", absl::FormatDuration(timeout)));
+      }
+      changed_.WaitFor(mu_, absl::ToChronoMilliseconds(std::min(left, absl::Seconds(3600)) +
+                                                       absl::Milliseconds(1)));
+    }
+    if (batches_.empty()) return *end_;
+    EventBatch batch = std::move(batches_.front());
+    batches_.pop_front();
+    if (paused_ && batches_.size() < kBatchesAhead && stream_ != nullptr) {
+      paused_ = false;
+      stream_->Resume();
+    }
+    return batch;
+  }
+
+  absl::Status trouble() const {
+    MutexLock lock(mu_);
+    return trouble_;
+  }
+
+ private:
+  absl::StatusOr<bool> Take(const v1::WatchReply& reply) {
+    MutexLock lock(mu_);
+    if (closed_) return absl::CancelledError("nobody reads events any more");
+    if (epoch_.empty()) {
+      if (reply.epoch().size() != 16) return Malformed("no epoch");
+      epoch_ = reply.epoch();
+    }
+    for (const v1::WatchedNamespace& space : reply.namespaces()) {
+      KVMILL_ASSIGN_OR_RETURN(const Fingerprint fingerprint,
+                              FingerprintFromBytes(space.fingerprint()));
+      namespaces_[space.id()] = std::make_shared<const WatchedNamespace>(
+          WatchedNamespace{space.name(), fingerprint, space.block_tokens(), space.model(),
+                           space.adapter_digest(), space.hash_scheme()});
+    }
+    EventBatch batch;
+    batch.snapshot_begin = reply.snapshot_begin();
+    batch.snapshot_end = reply.snapshot_end();
+    for (const v1::BlockEvent& event : reply.events()) {
+      KVMILL_ASSIGN_OR_RETURN(batch.events.emplace_back(), FromProto(event));
+    }
+    if (reply.snapshot_begin()) in_snapshot_ = true;
+    if (reply.snapshot_end()) in_snapshot_ = false;
+    began_ = true;
+    if (in_snapshot_) {
+      position_.reset();
+    } else {
+      position_ = EventPosition{epoch_, reply.sequence()};
+      batch.position = position_;
+      retry_ = kRetryFirst;
+    }
+    trouble_ = absl::OkStatus();
+    batches_.push_back(std::move(batch));
+    changed_.NotifyAll();
+    paused_ = batches_.size() >= kBatchesAhead;
+    return !paused_;
+  }
+
+  absl::StatusOr<WatchedEvent> FromProto(const v1::BlockEvent& event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    WatchedEvent result;
+    const auto space = namespaces_.find(event.namespace_());
+    if (space == namespaces_.end()) return Malformed("an event of an unnamed namespace");
+    result.ns = space->second;
+    switch (event.event_case()) {
+      case v1::BlockEvent::kStored: {
+        const v1::BlockStored& stored = event.stored();
+        KVMILL_ASSIGN_OR_RETURN(result.key, BlockKey::FromBytes(stored.key()));
+        if (!stored.parent_key().empty()) {
+          KVMILL_ASSIGN_OR_RETURN(result.parent, BlockKey::FromBytes(stored.parent_key()));
+        }
+        result.token_count = stored.token_count();
+        KVMILL_ASSIGN_OR_RETURN(result.tier, kvmill::FromProto(stored.tier()));
+        result.from = result.tier;
+        return result;
+      }
+      case v1::BlockEvent::kMoved: {
+        result.kind = WatchedEvent::Kind::kMoved;
+        KVMILL_ASSIGN_OR_RETURN(result.key, BlockKey::FromBytes(event.moved().key()));
+        KVMILL_ASSIGN_OR_RETURN(result.from, kvmill::FromProto(event.moved().from()));
+        KVMILL_ASSIGN_OR_RETURN(result.tier, kvmill::FromProto(event.moved().to()));
+        return result;
+      }
+      case v1::BlockEvent::kRemoved: {
+        result.kind = WatchedEvent::Kind::kRemoved;
+        KVMILL_ASSIGN_OR_RETURN(result.key, BlockKey::FromBytes(event.removed().key()));
+        KVMILL_ASSIGN_OR_RETURN(result.tier, kvmill::FromProto(event.removed().tier()));
+        result.from = result.tier;
+        return result;
+      }
+      case v1::BlockEvent::kCleared:
+        result.kind = WatchedEvent::Kind::kCleared;
+        return result;
+      case v1::BlockEvent::EVENT_NOT_SET:
+        break;
+    }
+    return Malformed("an event of no known kind");
+  }
+
+  void Ended(const absl::Status& status) {
+    MutexLock lock(mu_);
+    stream_ = nullptr;
+    paused_ = false;
+    changed_.NotifyAll();
+    if (closed_) return;
+    if (IsFinal(status, began_)) {
+      end_ = status;
+      return;
+    }
+    trouble_ = status;
+    const auto wait = absl::IsDeadlineExceeded(status) ? std::chrono::milliseconds(0) : retry_;
+    retry_ = std::min(retry_ * 2, kRetryMost);
+    connection_.PostAt(std::chrono::steady_clock::now() + wait,
+                       [self = shared_from_this()] { self->Connect(); });
+  }
+
+  Connection& connection_;
+  const Options options_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
+  absl::Status trouble_ ABSL_GUARDED_BY(mu_);
+  std::chrono::milliseconds retry_ ABSL_GUARDED_BY(mu_) = kRetryFirst;
+  std::deque<EventBatch> batches_ ABSL_GUARDED_BY(mu_);
+  std::optional<EventPosition> position_ ABSL_GUARDED_BY(mu_);  // Behind what came.
+  bool began_ ABSL_GUARDED_BY(mu_) = false;  // Something came: it must not be missed later.
+  // Of the call.
+  WatchStream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;  // Null: none runs.
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;            // Until somebody takes a batch.
+  bool in_snapshot_ ABSL_GUARDED_BY(mu_) = false;
+  std::string epoch_ ABSL_GUARDED_BY(mu_);
+  std::map<std::uint32_t, std::shared_ptr<const WatchedNamespace>> namespaces_ ABSL_GUARDED_BY(mu_);
+};
+
+absl::StatusOr<std::unique_ptr<EventStream>> EventStream::Open(const Client::Options& daemon,
+                                                               Options options) {
+  KVMILL_RETURN_IF_ERROR(Client::Create(daemon).status());  // Checks what it is given.
+  KVMILL_ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(daemon.address));
+  auto connection = std::make_unique<Connection>(
+      address, Connection::Identity{daemon.tls, daemon.token}, [](std::uint64_t) {});
+  return std::unique_ptr<EventStream>(new EventStream(std::move(connection), std::move(options)));
+}
+
+EventStream::EventStream(std::unique_ptr<Connection> connection, Options options)
+    : connection_(std::move(connection)),
+      state_(std::make_shared<State>(*connection_, std::move(options))) {
+  state_->Connect();
+}
+EventStream::~EventStream() {
+  state_->Close();
+  connection_.reset();
+}
+absl::StatusOr<EventBatch> EventStream::Next(absl::Duration timeout) {
+  return state_->Next(timeout);
+}
+absl::Status EventStream::trouble() const { return state_->trouble(); }
+
+}  // namespace kvmill
