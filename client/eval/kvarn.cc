@@ -2,29 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <new>
 
 #include "kernels/decode.h"
 #include "kernels/engine_pages.h"
 #include "kernels/hadamard.h"
+#include "storage/core/encode_scratch.h"
 
 namespace kvmill::eval {
 namespace {
-
-// Kernel scratch, aligned to 64.
-class Scratch {
- public:
-  explicit Scratch(std::size_t bytes)
-      : bytes_(bytes), data_(static_cast<std::byte*>(operator new (bytes, std::align_val_t{64}))) {}
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { operator delete (data_, std::align_val_t{64}); }
-  absl::Span<std::byte> span() { return {data_, bytes_}; }
-
- private:
-  std::size_t bytes_;
-  std::byte* data_;
-};
 
 // Bits of K or of V in a record: codes, S and Z a row, T a column.
 std::uint64_t HalfBits(const TileFormat& format, Half half) {
@@ -42,7 +27,7 @@ class Kvarn : public Quantizer {
     const std::vector<std::uint16_t> zeros(block_values, 0);
     std::vector<std::byte> record(RecordBytes(format_));
     std::vector<float> other(block_values);
-    Scratch scratch(EncodeScratchBytes(format_));
+    const absl::Span<std::byte> scratch = EncodeScratch(format_);
     const bool key = half == Half::kKey;
     Decoded out;
     out.values.resize(head.values.size());
@@ -62,7 +47,7 @@ class Kvarn : public Quantizer {
       const EncodeArgs args{key ? mine : none, key ? none : mine, record.data()};
       EncodeResult result = EncodeResult::kRaw;
       EncodeTilesCpu(format_, Frame::kModel, absl::MakeConstSpan(&args, 1),
-                     absl::MakeSpan(&result, 1), scratch.span());
+                     absl::MakeSpan(&result, 1), scratch);
       const absl::Span<float> decoded = absl::MakeSpan(out.values).subspan(at, block_values);
       if (result != EncodeResult::kTile) {
         std::copy_n(head.values.begin() + static_cast<std::ptrdiff_t>(at), block_values,
