@@ -1,7 +1,6 @@
 #include "service/cluster_blocks.h"
 
 #include <algorithm>
-#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -155,13 +154,22 @@ void ClusterBlocks::Hold(const Announcement& run) {
   announcer_.Set(run.anchor_hash, run.count);
 }
 
+void ClusterBlocks::ListHeld(std::promise<std::vector<Announcement>>* held) {
+  // What HeldRuns has said comes some at a time.
+  if (held_.waiting() > 0) return loop_.Post([this, held] { ListHeld(held); });
+  held->set_value(announcer_.Held());
+}
+
 Handover::Report ClusterBlocks::HandOver(std::int64_t limit_nanos) {
   const std::int64_t deadline = loop_.clock().MonotonicNanos() + limit_nanos;
   std::promise<std::vector<Announcement>> held;
-  loop_.Post([this, &held] {
-    replicator_.Leave();
-    held.set_value(announcer_.Held());
-  });
+  loop_.Post([this] { replicator_.Leave(); });
+  // Blocks that were stored a moment ago are known a moment later. A store so large that its first
+  // walk takes longer hands over what that has found.
+  if (options_.held != nullptr) {
+    options_.held->CatchUp(std::chrono::nanoseconds(limit_nanos / 4));
+  }
+  loop_.Post([this, &held] { ListHeld(&held); });
   std::vector<Announcement> runs = held.get_future().get();
   options_.held->SortHottestFirst(&runs);  // Not on the loop: they may be many.
   std::promise<Handover::Report> told;

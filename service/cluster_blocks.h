@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -107,8 +108,8 @@ class ClusterBlocks {
   // This node has the first `count` blocks of these runs, from now on: a HeldRuns::Listener.
   void Hold(absl::Span<const Announcement> changed) { held_.Changed(changed); }
 
-  // Has others take over what only this node has, as it leaves, hot runs first. Waits for it,
-  // `limit_nanos` at most; on another thread than the loop, once.
+  // Has others take over what only this node has, as it leaves, hot runs first: all blocks that are
+  // stored by now. Waits for it, `limit_nanos` at most; on another thread than the loop, once.
   Handover::Report HandOver(std::int64_t limit_nanos);
 
   // What peers are answered.
@@ -140,6 +141,7 @@ class ClusterBlocks {
   std::vector<HeldRun> ListRuns(const std::vector<std::uint64_t>& anchor_hashes) const;
   std::uint64_t BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const;
   void Hold(const Announcement& run);
+  void ListHeld(std::promise<std::vector<Announcement>>* held);
   void PublishStats();
   Member SelfMember() const;
   std::int64_t NanosOf(TimePoint deadline, std::int64_t nanos_max) const;

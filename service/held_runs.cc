@@ -42,6 +42,8 @@ void HeldRuns::Changed(const BlockId& id) {
 
 bool HeldRuns::WaitForWork() {
   MutexLock lock(queue_mu_);
+  rounds_done_ = rounds_begun_;
+  settled_.NotifyAll();
   while (!stopping_ && !overflowed_ && queue_.empty()) {
     idle_ = true;
     settled_.NotifyAll();
@@ -53,6 +55,7 @@ bool HeldRuns::WaitForWork() {
     work_.WaitFor(queue_mu_, left);
     left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
   }
+  ++rounds_begun_;
   return !stopping_;
 }
 
@@ -263,9 +266,23 @@ HeldRuns::Stats HeldRuns::stats() const {
   return stats;
 }
 
+bool HeldRuns::Settled() const { return stopping_ || (idle_ && queue_.empty() && !overflowed_); }
+
 void HeldRuns::WaitSettled() const {
   MutexLock lock(queue_mu_);
-  while (!stopping_ && !(idle_ && queue_.empty() && !overflowed_)) settled_.Wait(queue_mu_);
+  while (!Settled()) settled_.Wait(queue_mu_);
+}
+
+bool HeldRuns::CatchUp(std::chrono::nanoseconds limit) const {
+  const auto until = std::chrono::steady_clock::now() + limit;
+  MutexLock lock(queue_mu_);
+  const std::uint64_t round = rounds_begun_ + 1;  // One that takes all that waits now.
+  while (!Settled() && rounds_done_ < round) {
+    const auto left = until - std::chrono::steady_clock::now();
+    if (left <= std::chrono::nanoseconds(0)) return false;
+    settled_.WaitFor(queue_mu_, left);
+  }
+  return true;
 }
 
 }  // namespace kvmill

@@ -96,8 +96,10 @@ class HeldRuns : public StoreObserver {
   Stats stats() const;
 
   // Returns when everything that was told of before is entered, and the listener has heard of it.
-  // Between Start and Stop.
+  // Between Start and Stop. CatchUp does not wait for what comes meanwhile, and is false when it
+  // was not within `limit`, as while a large store is walked.
   void WaitSettled() const;
+  bool CatchUp(std::chrono::nanoseconds limit) const;
 
  private:
   struct Space {
@@ -116,6 +118,7 @@ class HeldRuns : public StoreObserver {
   void Tell();
   const Space& SpaceOf(NamespaceId id);
   bool stopping() const;
+  bool Settled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mu_);
 
   const Options options_;
   const TieredStore* store_ = nullptr;
@@ -129,6 +132,9 @@ class HeldRuns : public StoreObserver {
   bool overflowed_ ABSL_GUARDED_BY(queue_mu_) = true;  // The first walk is due.
   bool stopping_ ABSL_GUARDED_BY(queue_mu_) = false;
   bool idle_ ABSL_GUARDED_BY(queue_mu_) = false;
+  // Of what waits in the queue, and what is due by then: taken, and entered.
+  std::uint64_t rounds_begun_ ABSL_GUARDED_BY(queue_mu_) = 0;
+  std::uint64_t rounds_done_ ABSL_GUARDED_BY(queue_mu_) = 0;
   std::uint64_t walks_ ABSL_GUARDED_BY(queue_mu_) = 0;
   std::uint64_t dropped_ ABSL_GUARDED_BY(queue_mu_) = 0;
 

@@ -132,6 +132,20 @@ TEST_F(ClusterCopiesTest, ANodeThatLeavesHandsOverWhatOnlyItHas) {
   }
 }
 
+// What was stored a moment ago is known to the store, and not yet to the part of the daemon that
+// hands over.
+TEST_F(ClusterCopiesTest, ANodeThatLeavesRightAfterAStoreHandsOverAllOfIt) {
+  StartNodes({});
+  for (const char* name : {"a", "b", "c"}) OpenOn(name);
+  PutOn("a");
+  nodes_["a"].process->Signal(SIGTERM);
+  nodes_["a"].client.reset();
+  EXPECT_EQ(nodes_["a"].process->WaitExit().code, 0);
+  EXPECT_THAT(nodes_["a"].process->standard_error(),
+              HasSubstr(absl::StrCat("drain: ", kBlocks, " blocks are on other nodes, 0 are not")));
+  EXPECT_EQ(Copies({"b", "c"}), kBlocks);
+}
+
 // Neither counts on the other.
 TEST_F(ClusterCopiesTest, TwoNodesThatLeaveTogetherLoseNothing) {
   StartNodes({"--copies", "1"});

@@ -3,6 +3,8 @@
 #include "service/held_runs.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -437,6 +439,34 @@ TEST_F(HeldRunsTest, AFullQueueIsMadeUpForByAWalk) {
   EXPECT_GT(held_->stats().dropped, before.dropped);
   EXPECT_EQ(held_->CountOf(HashOfKey(sequences[1].keys[0])), 0);
   EXPECT_EQ(held_->CountOf(HashOfKey(sequences[2].keys[32])), 8);
+}
+
+TEST_F(HeldRunsTest, CatchesUpWithWhatWasStoredWhateverElseComes) {
+  Open(nullptr);
+  Start();
+  const Sequence sequence = Straight(1, 8);
+  std::atomic<bool> stop{false};
+  std::thread others([&] {
+    while (!stop) {
+      held_->Changed({space_, 0, Key(2, 0)});
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  });
+  for (std::size_t i = 0; i < sequence.keys.size(); ++i) {
+    PutWhole(sequence, i);
+    EXPECT_TRUE(held_->CatchUp(std::chrono::seconds(30)));
+    EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), i + 1);
+  }
+  stop = true;
+  others.join();
+  held_->WaitSettled();
+  EXPECT_TRUE(held_->CatchUp(std::chrono::seconds(0))) << "there is nothing to wait for";
+
+  Close();
+  Open(nullptr, {.tenant = "default", .gather = std::chrono::seconds(2)});
+  Start();
+  PutWhole(sequence, 0);
+  EXPECT_FALSE(held_->CatchUp(std::chrono::milliseconds(1)));
 }
 
 TEST_F(HeldRunsTest, AgreesWithTheStoreWhateverComesAndGoesAndAfterRestarts) {
