@@ -100,7 +100,7 @@ struct RedeemResult {
   //                        is in no cluster
   //   PERMISSION_DENIED    it is for another node
   //   RESOURCE_EXHAUSTED   the daemon redeems as many as it may
-  //   UNAVAILABLE          the producer does not answer or left the cluster; or the daemon
+  //   UNAVAILABLE          the producer does not answer, was restarted or left; or the daemon
   //   CANCELLED            CancelRedeem, or the client's end
   //   DEADLINE_EXCEEDED    the call's time was over
   absl::Status status;

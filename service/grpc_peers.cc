@@ -43,8 +43,8 @@ grpc::ChannelArguments ChannelArguments(const TlsFiles& tls) {
 absl::Status ErrorOf(const grpc::Status& status, const std::string& peer) {
   const std::string message =
       absl::StrCat("node \"", peer, "\": ", status.error_message().substr(0, kMessageBytesOfPeer));
-  // Another process is there: the member that was meant is not.
-  if (status.error_code() == grpc::StatusCode::ABORTED) return absl::UnavailableError(message);
+  // CheckMeantFor: nothing else that peers are asked is ABORTED.
+  if (status.error_code() == grpc::StatusCode::ABORTED) return ReplacedError(message);
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), message);
 }
 

@@ -3,11 +3,14 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/cord.h"
 #include "storage/core/checksum.h"
 
 namespace kvmill {
 
 namespace {
+
+constexpr char kReplacedPayload[] = "kvmill/replaced";
 
 std::uint32_t LowBits(std::size_t count) {
   return count >= 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << count) - 1;
@@ -15,6 +18,16 @@ std::uint32_t LowBits(std::size_t count) {
 static_assert(kRunBlocks == 32, "a run's blocks are the bits of one word");
 
 }  // namespace
+
+absl::Status ReplacedError(absl::string_view message) {
+  absl::Status status = absl::UnavailableError(message);
+  status.SetPayload(kReplacedPayload, absl::Cord());
+  return status;
+}
+
+bool IsReplaced(const absl::Status& status) {
+  return absl::IsUnavailable(status) && status.GetPayload(kReplacedPayload).has_value();
+}
 
 std::uint32_t AllOf(const RunQuery& query) { return LowBits(query.keys.size()); }
 

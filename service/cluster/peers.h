@@ -6,7 +6,7 @@
 // what
 //   the loop takes to get there. After Cancel, or once this is destroyed, it runs no more.
 // - The peer that answers is the process that `member` names: its incarnation is part of the
-//   connection's handshake. Another one at that address is UNAVAILABLE.
+//   connection's handshake. Another one at that address is a ReplacedError.
 // - Nothing of an answer is true because a peer said so: whoever uses it checks shapes
 // (ValidAnswer)
 //   and bytes.
@@ -22,10 +22,16 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "service/cluster/anchor.h"
 #include "service/cluster/member.h"
 
 namespace kvmill {
+
+// Another process answers where the member should: the member was restarted, or its address is
+// another's now. UNAVAILABLE, as when nobody answers; but here nothing is to be waited for.
+absl::Status ReplacedError(absl::string_view message);
+bool IsReplaced(const absl::Status& status);
 
 inline constexpr std::size_t kQueryRunsMax = 64;        // Of one Locate.
 inline constexpr std::size_t kPointersMax = 4;          // Of one anchor.

@@ -143,7 +143,7 @@ class TicketCopies {
 
 // A consumer's calls to producers. Rules as for Peers (peers.h): on the loop only, each call ends
 // once and by its deadline, after Cancel it runs no more, and the process that answers is the one
-// that `producer` names, else UNAVAILABLE. The consumer says who it is, incarnation included.
+// that `producer` names, else a ReplacedError. The consumer says who it is, incarnation included.
 //
 // NOT_FOUND and ABORTED (TicketEndedError): there is no such ticket, or not any more.
 // FAILED_PRECONDITION and PERMISSION_DENIED: it is somebody else's.

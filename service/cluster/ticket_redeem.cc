@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "service/cluster/peers.h"
 
 namespace kvmill {
 
@@ -220,6 +221,16 @@ bool TicketRedeem::IsTheEnd(const TicketSecret& secret, std::int64_t failing_sin
     End(secret, status, /*acknowledge=*/false);
     return true;
   }
+  if (IsReplaced(status)) {
+    // Whoever is there has nothing of it, and who made it does not come back.
+    End(secret,
+        absl::UnavailableError(absl::StrCat("node \"", ops_.at(secret).request.producer.id,
+                                            "\", which made the ticket, was restarted, or is not "
+                                            "at its address any more: ",
+                                            status.message())),
+        /*acknowledge=*/false);
+    return true;
+  }
   if (loop_.clock().MonotonicNanos() - failing_since < options_.silence_nanos) return false;
   End(secret,
       absl::UnavailableError(absl::StrCat("no answer from the producer: ", status.message())),
@@ -396,7 +407,8 @@ void TicketRedeem::TryAcknowledge(std::uint64_t id) {
 void TicketRedeem::Acknowledged(std::uint64_t id, const absl::Status& status) {
   Acknowledgement& acknowledgement = acknowledgements_.at(id);
   acknowledgement.call = 0;
-  if (status.ok() || IsOver(status) || loop_.clock().MonotonicNanos() >= acknowledgement.until) {
+  if (status.ok() || IsOver(status) || IsReplaced(status) ||
+      loop_.clock().MonotonicNanos() >= acknowledgement.until) {
     acknowledgements_.erase(id);
     return;
   }

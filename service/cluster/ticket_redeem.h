@@ -5,8 +5,9 @@
 // new to say, and up to pulls_max pulls of finished layers. A copy of a block begins with its first
 // finished layer and is sealed when the producer's seal and all pages are here, those that the
 // producer sealed; otherwise it is discarded: when the block or the ticket was given up, when
-// nobody answers for silence_nanos, at the deadline, or when nobody here wants the ticket any more.
-// Then the producer is told, so that it lets go.
+// nobody answers for silence_nanos, at once when another process answers, at the deadline, or when
+// nobody here wants the ticket any more. Then the producer, if there is one, is told, so that it
+// lets go.
 //
 // What does not come is a miss. Several callers may redeem one ticket, the ranks of an engine: they
 // share the work, and whoever comes within kRememberNanos after the end is told how it ended, as
@@ -98,7 +99,8 @@ class TicketRedeem {
   // OK: the ticket was redeemed, and every block has its fate, though it may be kMissed. NOT_FOUND:
   // there is no such ticket (any more). ABORTED: it was revoked, or its time was over.
   // FAILED_PRECONDITION: it is of another namespace, or another process redeemed it.
-  // PERMISSION_DENIED: it is for another node. UNAVAILABLE: the producer does not answer.
+  // PERMISSION_DENIED: it is for another node. UNAVAILABLE: the producer does not answer, or was
+  // replaced by another process.
   // DATA_LOSS: its answers cannot be. DEADLINE_EXCEEDED. With an error, blocks that were sealed
   // before are in the store nevertheless; `blocks` says which.
   struct Outcome {

@@ -44,7 +44,7 @@ class ClusterTest : public DaemonTest {
   std::vector<std::string> ClusterArguments(const std::string& id, Millis lease) const {
     std::vector<std::string> arguments = {
         "--cluster",   absl::StrCat("etcd://", etcd_.address().ToString()),
-        "--listen",    "127.0.0.1:0",
+        "--listen",    listen_,
         "--node-id",   id,
         "--lease-ttl", absl::StrCat(lease.count() / 1000, "s"),
         "--metrics",   "127.0.0.1:0"};
@@ -109,6 +109,7 @@ class ClusterTest : public DaemonTest {
   }
 
   EtcdProcess etcd_;
+  std::string listen_ = "127.0.0.1:0";  // Of nodes that are started from now on.
   std::map<std::string, ClusterDaemon> nodes_;
 };
 

@@ -44,8 +44,11 @@ Peers::CallId SimPeers::Start(const Member& member, std::int64_t deadline_nanos,
   network_.Send(machine_, to, [hosts = &hosts_, to, member, back, fail, serve = std::move(serve)] {
     SimHosts::Host& host = (*hosts)[to];
     // A machine without a process refuses; a process that is another one fails the handshake.
-    if (host.service == nullptr || host.id != member.id || host.incarnation != member.incarnation) {
-      return back([fail] { fail(absl::UnavailableError("nobody of that name")); });
+    if (host.service == nullptr) {
+      return back([fail] { fail(absl::UnavailableError("nobody is there")); });
+    }
+    if (host.id != member.id || host.incarnation != member.incarnation) {
+      return back([fail] { fail(ReplacedError("another process is there")); });
     }
     host.loop->Post([hosts, to, back, serve, alive = host.alive] {
       if (*alive) back(serve((*hosts)[to]));

@@ -159,6 +159,44 @@ TEST_F(TicketDaemonsTest, AProducerThatIsKilledOrStoppedIsAMiss) {
   stopped.Wait().status().IgnoreError();
 }
 
+// Another process is at the producer's address, and etcd cannot say so: whoever has the ticket is
+// told so at once, not when silence was waited for, and gets nothing of that process.
+TEST_F(TicketDaemonsTest, AProducerThatIsRestartedAtItsAddressEndsItsTickets) {
+  StartAll({"a", "b"}, {"--ucx", "127.0.0.1"});
+  Sequence values = Values(8);
+  const std::string ticket = Create("a", "s");
+  Decode decode(ClientOf("b"), ns_["b"], ticket);
+  {
+    Prefill prefill(ClientOf("a"), ns_["a"], "s", values, 0, 2);
+    prefill.Compute(2);
+    Until([&] { return decode.HasLayer(1); });
+    etcd_.Stop();
+    KillNode("a");
+    EXPECT_FALSE(prefill.Wait().ok());
+  }
+  listen_ = nodes_["a"].ready["listen"].get<std::string>();
+  StartNode("a", "a", kLongLease, {"--ucx", "127.0.0.1"});
+  Open("a");
+  // The same names, and other bytes.
+  ASSERT_TRUE(PutOne("a", "s", 0));
+  const auto redeemed = decode.Wait();
+  EXPECT_TRUE(absl::IsUnavailable(redeemed.status)) << redeemed.status;
+  EXPECT_THAT(std::string(redeemed.status.message()),
+              ::testing::HasSubstr("was restarted, or is not at its address any more"));
+  EXPECT_EQ(redeemed.missed, kBlocks + 1);
+  for (const RedeemedBlock& block : redeemed.blocks) {
+    EXPECT_EQ(block.miss, TicketMiss::kProducerGone);
+  }
+  EXPECT_TRUE(PagesOn("b", "s").empty());
+  NothingIsHeldOn("b");
+  // As is whoever comes with it later.
+  const auto begin = std::chrono::steady_clock::now();
+  const auto again = ClientOf("b").RedeemTicket(ns_["b"], ticket, nullptr, kLongCall);
+  EXPECT_TRUE(absl::IsUnavailable(again.status)) << again.status;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  etcd_.Continue();
+}
+
 // What a consumer does not fetch is held until the ticket's time is over; then it is let go.
 TEST_F(TicketDaemonsTest, AConsumerThatIsKilledOrStoppedHoldsNothingForLong) {
   StartAll({"a", "b", "c"}, {"--ucx", "127.0.0.1"});

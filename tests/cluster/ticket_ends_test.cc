@@ -1,5 +1,6 @@
 // How tickets end at their consumer and why blocks are missed; many of them; and those that are
 // redeemed where they were made.
+#include "service/cluster/peers.h"
 #include "tests/cluster/ticket_redeem_fixture.h"
 
 namespace kvmill::testing {
@@ -101,6 +102,36 @@ TEST_F(TicketEndsTest, AProducerThatLeftOrWasRestartedIsNotWaitedFor) {
   EXPECT_EQ(restarted.outcome.status,
             absl::UnavailableError("node \"prefill\", which made the ticket, was restarted"));
   EXPECT_EQ(world_.acknowledgements, 0) << "there is nobody to tell";
+  ExpectNothing();
+}
+
+// Its address answers, and it is another process: no silence is waited for.
+TEST_F(TicketEndsTest, AProducerThatWasReplacedIsNotWaitedFor) {
+  Caller of_question, of_pull;
+  Start(&of_question);
+  world_.Answer(FirstNews({{0, State::kOpen, Layers({0}), 0}}));
+  Wait();
+  world_.Answer(ReplacedError("another process"));
+  Start(&of_pull, 60, 2);
+  world_.Answer(FirstNews({{0, State::kOpen, Layers({0}), 0}}));
+  Wait();
+  world_.FailPull(ReplacedError("another process"));
+  for (const Caller* caller : {&of_question, &of_pull}) {
+    ASSERT_EQ(caller->dones, 1);
+    EXPECT_TRUE(absl::IsUnavailable(caller->outcome.status)) << caller->outcome.status;
+    EXPECT_EQ(
+        caller->outcome.status.message(),
+        "node \"prefill\", which made the ticket, was restarted, or is not at its address any "
+        "more: another process");
+    EXPECT_EQ(MissesOf(caller->outcome), (std::vector{Miss::kProducerGone, Miss::kProducerGone}));
+  }
+  EXPECT_EQ(world_.acknowledgements, 0) << "there is nobody to tell";
+  ExpectNothing();
+  // Who had something to tell does not try it again, either.
+  Caller cancelled;
+  world_.acknowledged = ReplacedError("another process");
+  redeem_->Cancel(Start(&cancelled, 60, 3));
+  EXPECT_EQ(world_.acknowledgements, 1);
   ExpectNothing();
 }
 

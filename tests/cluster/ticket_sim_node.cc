@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "service/cluster/peers.h"
 #include "storage/core/check.h"
 #include "storage/core/checksum.h"
 
@@ -362,9 +363,11 @@ TicketPeers::CallId TicketSimPeers::Start(const Member& producer, std::int64_t d
   };
   Send(machine_, to, [world = &world_, to, producer, reply, fail, serve = std::move(serve)] {
     TicketSimNode& host = *world->nodes[to];
-    if (!host.running() || host.member().id != producer.id ||
-        host.member().incarnation != producer.incarnation) {
-      return reply([fail] { fail(absl::UnavailableError("nobody of that name")); });
+    if (!host.running()) {
+      return reply([fail] { fail(absl::UnavailableError("nobody is there")); });
+    }
+    if (host.member().id != producer.id || host.member().incarnation != producer.incarnation) {
+      return reply([fail] { fail(ReplacedError("another process is there")); });
     }
     host.process().loop.Post([&host, reply, serve, alive = host.process().alive] {
       if (*alive) serve(host, reply);

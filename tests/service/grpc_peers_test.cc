@@ -317,6 +317,7 @@ TEST_F(GrpcPeersTest, AnotherProcessAtTheAddressIsNobody) {
   const Member before = MemberOf("b", 'x', b_.address);
   const auto answers = Locate(before, {Query({1})});
   EXPECT_EQ(answers.status().code(), absl::StatusCode::kUnavailable) << answers.status();
+  EXPECT_TRUE(IsReplaced(answers.status())) << "it is not only silent";
   EXPECT_THAT(std::string(answers.status().message()),
               HasSubstr(absl::BytesToHexString(b_.incarnation)));
   EXPECT_EQ(Announce(before, {{HashOfAnchor(), 1}}).code(), absl::StatusCode::kUnavailable);
