@@ -38,15 +38,16 @@ constexpr std::int64_t kBringNanosMax = 60'000'000'000;
 
 }  // namespace
 
-ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, const Options& options)
+ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, PeerClients& clients,
+                             const Options& options)
     : loop_(loop),
       store_(store),
       options_(options),
       peer_nanos_(options.peer_nanos),
       answers_(loop, store, PointerTable::Options()),
       health_(loop.clock()),
-      pull_(loop, store, options.pull),
-      peers_(loop, options.self, PullerOf(pull_), options.pull.tls),
+      pull_(loop, store, clients, options.pull),
+      peers_(loop, options.self, PullerOf(pull_), options.tls),
       lookup_(
           loop, peers_, health_,
           {.self_id = options.self.id,
@@ -211,7 +212,7 @@ void ClusterBlocks::SetView(const std::shared_ptr<const ClusterView>& view) {
   answers_.SetView(view);
   health_.Keep(*view);
   // Who takes us for a stranger is known before somebody misses blocks because of it.
-  if (options_.pull.tls.enabled()) {
+  if (options_.tls.enabled()) {
     for (const Member& member : view->members()) {
       const auto known = before == nullptr ? std::nullopt : before->IndexOf(member.id);
       if (known.has_value() && before->members()[*known].incarnation == member.incarnation)
@@ -220,7 +221,6 @@ void ClusterBlocks::SetView(const std::shared_ptr<const ClusterView>& view) {
     }
   }
   peers_.Keep(*view);
-  pull_.Keep(*view);
   lookup_.SetView(view);
   learner_.SetView(view);
   announcer_.SetView(view);

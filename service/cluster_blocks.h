@@ -32,6 +32,7 @@
 #include "service/held_announcer.h"
 #include "service/held_runs.h"
 #include "service/peer_answers.h"
+#include "service/peer_clients.h"
 #include "service/peer_pull.h"
 #include "storage/core/mutex.h"
 #include "storage/tiered_store.h"
@@ -53,10 +54,11 @@ class ClusterBlocks {
     const HeldRuns* held = nullptr;         // Of the store; outlives this.
     std::int64_t peer_nanos = 200'000'000;  // That a lookup waits for peers, and one call to one.
     PeerPull::Options pull;
+    TlsFiles tls;  // Of connections to peers.
   };
 
-  // Made on the loop, and destroyed there or when it has stopped. Loop and store outlive it.
-  ClusterBlocks(Loop& loop, TieredStore& store, const Options& options);
+  // Made on the loop, and destroyed there or when it has stopped. The others outlive it.
+  ClusterBlocks(Loop& loop, TieredStore& store, PeerClients& clients, const Options& options);
   ~ClusterBlocks();
   ClusterBlocks(const ClusterBlocks&) = delete;
   ClusterBlocks& operator=(const ClusterBlocks&) = delete;

@@ -63,23 +63,24 @@ void LogChanges(const MembershipSnapshot& before, const MembershipSnapshot& now,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ClusterNode>> ClusterNode::Start(const Clock& clock,
-                                                                TieredStore& store,
-                                                                const Membership::Options& options,
-                                                                ClusterBlocks::Options blocks,
-                                                                ClusterTickets::Options tickets,
+                                                                TieredStore& store, Options options,
                                                                 const MakeRegistry& make_registry) {
-  KVMILL_RETURN_IF_ERROR(Membership::Check(options));
-  std::unique_ptr<ClusterNode> node(new ClusterNode(clock, options));
+  KVMILL_RETURN_IF_ERROR(Membership::Check(options.membership));
+  std::unique_ptr<ClusterNode> node(new ClusterNode(clock, options.membership));
   KVMILL_ASSIGN_OR_RETURN(node->registry_, make_registry(node->loop_));
   node->view_maker_ = std::make_unique<WorkerPool>(1, "views");
-  blocks.self = tickets.pulls.self = options.self.member;
+  options.blocks.self = options.tickets.self = options.membership.self.member;
+  options.blocks.tls = options.clients.tls;
   node->loop_.Run([&] {
-    node->blocks_ = std::make_unique<ClusterBlocks>(node->loop_, store, blocks);
-    node->tickets_ = std::make_unique<ClusterTickets>(node->loop_, store, node->blocks_->peers(),
-                                                      node->blocks_->health(), tickets);
+    node->clients_ = std::make_unique<PeerClients>(node->loop_, options.clients);
+    node->blocks_ =
+        std::make_unique<ClusterBlocks>(node->loop_, store, *node->clients_, options.blocks);
+    node->tickets_ =
+        std::make_unique<ClusterTickets>(node->loop_, store, node->blocks_->peers(),
+                                         *node->clients_, node->blocks_->health(), options.tickets);
     node->views_ = std::make_unique<ViewKeeper>(node->ViewOptions());
     node->membership_ = std::make_unique<Membership>(
-        node->loop_, *node->registry_, node->options_,
+        node->loop_, *node->registry_, node->membership_options_,
         [self = node.get()](std::shared_ptr<const MembershipSnapshot> snapshot) {
           self->Published(std::move(snapshot));
         });
@@ -96,6 +97,7 @@ ClusterNode::~ClusterNode() {
   views_.reset();
   tickets_.reset();
   blocks_.reset();
+  clients_.reset();
 }
 
 ViewKeeper::Options ClusterNode::ViewOptions() {
@@ -123,8 +125,9 @@ std::shared_ptr<const MembershipSnapshot> ClusterNode::snapshot() const {
 
 void ClusterNode::Published(std::shared_ptr<const MembershipSnapshot> snapshot) {
   const std::shared_ptr<const MembershipSnapshot> before = this->snapshot();
-  LogChanges(*before, *snapshot, options_);
+  LogChanges(*before, *snapshot, membership_options_);
   if (snapshot->version != before->version) {
+    clients_->Keep(snapshot->members);
     blocks_->SetMembers(snapshot->members);
     views_->SetMembers(snapshot->members);
   }

@@ -29,18 +29,21 @@ class ClusterNode {
   // The registry lives on the loop and calls back there.
   using MakeRegistry = std::function<absl::StatusOr<std::unique_ptr<Registry>>(Loop&)>;
 
-  // Waits for nobody: the node joins when the registry answers. `options` passed
-  // Membership::Check; who `blocks.self` and `tickets.pulls.self` are they say. The store
-  // outlives the node. Logs what changes.
+  struct Options {
+    Membership::Options membership;  // Passed Membership::Check.
+    PeerClients::Options clients;    // Also for the TLS of all that is asked of peers.
+    ClusterBlocks::Options blocks;   // Their `self` and `tls` are taken from those above.
+    ClusterTickets::Options tickets;
+  };
+  // Waits for nobody: the node joins when the registry answers. The store outlives the node. Logs
+  // what changes.
   static absl::StatusOr<std::unique_ptr<ClusterNode>> Start(const Clock& clock, TieredStore& store,
-                                                            const Membership::Options& options,
-                                                            ClusterBlocks::Options blocks,
-                                                            ClusterTickets::Options tickets,
+                                                            Options options,
                                                             const MakeRegistry& make_registry);
   // Without Leave the node vanishes when its lease ends.
   ~ClusterNode();
 
-  const std::string& node_id() const { return options_.self.member.id; }
+  const std::string& node_id() const { return membership_options_.self.member.id; }
   // Never null, never waits for the loop.
   std::shared_ptr<const MembershipSnapshot> snapshot() const;
 
@@ -57,16 +60,17 @@ class ClusterNode {
 
  private:
   ClusterNode(const Clock& clock, const Membership::Options& options)
-      : options_(options), loop_(clock) {}
+      : membership_options_(options), loop_(clock) {}
   ViewKeeper::Options ViewOptions();
   void Published(std::shared_ptr<const MembershipSnapshot> snapshot);
 
-  const Membership::Options options_;
+  const Membership::Options membership_options_;
   mutable Mutex mu_;
   std::shared_ptr<const MembershipSnapshot> snapshot_ ABSL_GUARDED_BY(mu_) =
       std::make_shared<const MembershipSnapshot>();
   ThreadLoop loop_;
-  // On the loop. Of these two, what is thread-safe is constant after Start.
+  std::unique_ptr<PeerClients> clients_;  // On the loop, as is what follows.
+  // Of these two, what is thread-safe is constant after Start.
   std::unique_ptr<ClusterBlocks> blocks_;
   std::unique_ptr<ClusterTickets> tickets_;
   std::unique_ptr<ViewKeeper> views_;

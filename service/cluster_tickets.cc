@@ -20,8 +20,8 @@ TicketSecret RandomSecret() {
 
 }  // namespace
 
-ClusterTickets::ClusterTickets(Loop& loop, TieredStore& store, GrpcPeers& peers, PeerHealth& health,
-                               const Options& options)
+ClusterTickets::ClusterTickets(Loop& loop, TieredStore& store, GrpcPeers& peers,
+                               PeerClients& clients, PeerHealth& health, const Options& options)
     : loop_(loop),
       options_(options),
       mail_(std::make_shared<LoopMail>(loop)),
@@ -29,7 +29,7 @@ ClusterTickets::ClusterTickets(Loop& loop, TieredStore& store, GrpcPeers& peers,
       holds_(loop, store, workers_, options.held_bytes_max),
       table_(loop, holds_, &RandomSecret, options.table),
       copies_(loop, store, workers_, options.copied_bytes_max),
-      pulls_(loop, peers, copies_, workers_, options.pulls),
+      pulls_(loop, peers, clients, copies_, workers_, options.self),
       redeem_(loop, pulls_, copies_, health,
               static_cast<std::uint64_t>(loop.clock().MonotonicNanos()), options.redeem) {
   PublishStats();
@@ -57,7 +57,6 @@ void ClusterTickets::SetMembers(const std::vector<Member>& members, bool fresh) 
   fresh_ = fresh;
   if (members == members_) return;
   members_ = members;
-  pulls_.Keep(members);
   redeem_.SetMembers(members);
 }
 
@@ -88,8 +87,8 @@ void ClusterTickets::Create(TicketTable::Request request, std::function<bool()> 
     if (!stopped_.ok()) return done(stopped_);
     if (absl::Status s = CheckConsumer(request.consumer); !s.ok()) return done(s);
     TicketBearer bearer;
-    bearer.producer = options_.pulls.self.id;
-    bearer.incarnation = options_.pulls.self.incarnation;
+    bearer.producer = options_.self.id;
+    bearer.incarnation = options_.self.incarnation;
     bearer.fingerprint = request.fingerprint;
     const absl::StatusOr<TicketSecret> secret = table_.Create(std::move(request));
     if (!secret.ok()) return done(secret.status());
@@ -105,7 +104,7 @@ void ClusterTickets::Create(TicketTable::Request request, std::function<bool()> 
 
 void ClusterTickets::Revoke(const TicketBearer& ticket, std::function<void(absl::Status)> done) {
   mail_->Post([this, ticket, done = std::move(done)] {
-    if (ticket.incarnation != options_.pulls.self.incarnation) {
+    if (ticket.incarnation != options_.self.incarnation) {
       return done(absl::FailedPreconditionError(
           absl::StrCat("the ticket was made by another process, of node \"", ticket.producer,
                        "\": it is revoked there")));
@@ -152,7 +151,7 @@ void ClusterTickets::Start(const RedeemingPtr& redeeming, const TicketBearer& ti
       .id = producer->id, .incarnation = producer->incarnation, .address = producer->address};
   request.fingerprint = ticket.fingerprint;
   request.deadline_nanos = deadline_nanos;
-  request.here = producer->id == options_.pulls.self.id;
+  request.here = producer->id == options_.self.id;
   redeeming->caller = redeem_.Start(std::move(request), std::move(update),
                                     [this, redeeming](const TicketRedeem::Outcome& outcome) {
                                       redeeming->caller = 0;

@@ -35,6 +35,7 @@
 #include "service/cluster/ticket_table.h"
 #include "service/grpc_peers.h"
 #include "service/loop_mail.h"
+#include "service/peer_clients.h"
 #include "service/ticket_codec.h"
 #include "service/ticket_copies.h"
 #include "service/ticket_holds.h"
@@ -53,14 +54,14 @@ class ClusterTickets {
   struct Options {
     std::uint64_t held_bytes_max = 0;    // StoreTicketHolds
     std::uint64_t copied_bytes_max = 0;  // StoreTicketCopies
-    TicketPulls::Options pulls;          // `self` is this node.
+    Member self;                         // This node.
     TicketTable::Options table;
     TicketRedeem::Options redeem;
   };
 
   // Made on the loop, and destroyed there or when it has stopped. The others outlive it.
-  ClusterTickets(Loop& loop, TieredStore& store, GrpcPeers& peers, PeerHealth& health,
-                 const Options& options);
+  ClusterTickets(Loop& loop, TieredStore& store, GrpcPeers& peers, PeerClients& clients,
+                 PeerHealth& health, const Options& options);
   ~ClusterTickets();
   ClusterTickets(const ClusterTickets&) = delete;
   ClusterTickets& operator=(const ClusterTickets&) = delete;

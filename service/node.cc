@@ -509,28 +509,25 @@ void Node::Impl::StartDoor() {
 absl::Status Node::Impl::StartCluster() {
   if (config_.cluster == "none") return absl::OkStatus();
   KVMILL_ASSIGN_OR_RETURN(const EtcdOptions etcd, MakeEtcdOptions(config_));
-  KVMILL_ASSIGN_OR_RETURN(const Membership::Options membership,
+  ClusterNode::Options options;
+  KVMILL_ASSIGN_OR_RETURN(options.membership,
                           MakeMembershipOptions(config_, listen_address_, admin_address_,
                                                 context_->boot_id, listener_->holder()));
-  ClusterBlocks::Options blocks;
-  blocks.peer_nanos = absl::ToInt64Nanoseconds(config_.peer_timeout);
-  blocks.copies = config_.copies;
-  blocks.replication.bytes_per_second = config_.replication_rate;
-  blocks.replication.ramp_nanos = kReplicationRamp.count();
-  blocks.held = held_.get();
-  blocks.pull.data_plane_plaintext = config_.data_plane_plaintext;
-  blocks.pull.tls = config_.tls;
-  ClusterTickets::Options tickets;
-  tickets.held_bytes_max =
+  options.clients.data_plane_plaintext = config_.data_plane_plaintext;
+  options.clients.tls = config_.tls;
+  options.blocks.peer_nanos = absl::ToInt64Nanoseconds(config_.peer_timeout);
+  options.blocks.copies = config_.copies;
+  options.blocks.replication.bytes_per_second = config_.replication_rate;
+  options.blocks.replication.ramp_nanos = kReplicationRamp.count();
+  options.blocks.held = held_.get();
+  options.tickets.held_bytes_max =
       static_cast<std::uint64_t>(kHeldShareMax * static_cast<double>(config_.host_bytes));
-  tickets.copied_bytes_max =
+  options.tickets.copied_bytes_max =
       static_cast<std::uint64_t>(kCopiedShareMax * static_cast<double>(config_.host_bytes));
-  tickets.pulls.data_plane_plaintext = config_.data_plane_plaintext;
-  tickets.pulls.tls = config_.tls;
-  KVMILL_ASSIGN_OR_RETURN(cluster_, ClusterNode::Start(clock_, *store_, membership, blocks, tickets,
-                                                       [&etcd](Loop& loop) {
-                                                         return EtcdRegistry::Create(etcd, loop);
-                                                       }));
+  KVMILL_ASSIGN_OR_RETURN(
+      cluster_, ClusterNode::Start(clock_, *store_, std::move(options), [&etcd](Loop& loop) {
+        return EtcdRegistry::Create(etcd, loop);
+      }));
   context_->peer_answers.store(&cluster_->blocks().answers());
   context_->tickets.store(&cluster_->tickets());
   context_->cluster.store(cluster_.get());

@@ -3,19 +3,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "service/callers.h"
-#include "service/cluster/cluster_view.h"
 #include "storage/core/log.h"
 #include "storage/core/run_link.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
 namespace {
-
-// For a first answer of a peer; pulls have deadlines of their own.
-constexpr absl::Duration kHelloTimeout = absl::Seconds(5);
 
 std::uint64_t BytesOfBlock(const NamespaceSpec& spec) {
   std::uint64_t bytes = 0;
@@ -28,37 +23,22 @@ std::uint64_t BytesOfBlock(const NamespaceSpec& spec) {
 
 }  // namespace
 
-struct PeerPull::Link {
-  Member member;
-  std::shared_ptr<Client> client;  // Null: retired. Shared with whoever destroys it.
-  bool greeted = false;            // The process there is the member.
-  bool greeting = false;
-  std::size_t batches = 0;
-  Options::Limit in_flight;
-  std::int64_t used_nanos = 0;
-};
-
-PeerPull::PeerPull(Loop& loop, TieredStore& store, const Options& options)
+PeerPull::PeerPull(Loop& loop, TieredStore& store, PeerClients& clients, const Options& options)
     : loop_(loop),
       store_(store),
+      clients_(clients),
       options_(options),
-      sealers_(options.seal_threads, "peer-seal"),
-      closer_(1, "peer-close") {}
+      sealers_(options.seal_threads, "peer-seal") {
+  clients_.Watch([this] { PeersChanged(); });
+}
 
 PeerPull::~PeerPull() {
   alive_.reset();
-  if (idle_timer_ != 0) loop_.Cancel(idle_timer_);
   for (auto& [call, op] : ops_) {
     loop_.Cancel(op.timer);
     for (const auto& batch : op.batches) batch->Stop();
   }
-  for (auto& [id, link] : links_) link->client.reset();
-}
-
-std::function<void()> PeerPull::IfAlive(std::function<void()> task) const {
-  return [alive = std::weak_ptr<bool>(alive_), task = std::move(task)] {
-    if (!alive.expired()) task();
-  };
+  clients_.Close();
 }
 
 PeerPull::Stats PeerPull::stats() const {
@@ -73,8 +53,7 @@ PeerPull::Stats PeerPull::stats() const {
           value(c.missing_blocks),
           value(c.damaged_blocks),
           value(c.blocks_in_flight),
-          value(c.bytes_in_flight),
-          value(c.clients)};
+          value(c.bytes_in_flight)};
 }
 
 absl::Status PeerPull::Check(const RunKeys& blocks, std::int64_t deadline_nanos) const {
@@ -120,7 +99,7 @@ void PeerPull::Pull(Peers::CallId call, const Member& member, const Fingerprint&
   });
   queue_.push_back(call);
   // Not within this call: a peer that cannot be reached may be known at once.
-  loop_.Post(IfAlive([this] { Pump(); }));
+  PumpSoon();
 }
 
 void PeerPull::SetNamespace(Op* op, const TieredStore::NamespaceInfo& space) {
@@ -143,7 +122,7 @@ void PeerPull::SetNamespace(Op* op, const TieredStore::NamespaceInfo& space) {
   op->statuses.resize(op->wanted.size());
 }
 
-void PeerPull::Learn(Peers::CallId call, Op* op, const LinkPtr& link) {
+void PeerPull::Learn(Peers::CallId call, Op* op) {
   op->learning = true;
   const auto learned = [this, alive = std::weak_ptr<bool>(alive_), &loop = loop_,
                         call](absl::StatusOr<TieredStore::NamespaceInfo> space) {
@@ -152,7 +131,7 @@ void PeerPull::Learn(Peers::CallId call, Op* op, const LinkPtr& link) {
     });
   };
   // Opening it may write to the disk.
-  link->client->FindNamespaceAsync(
+  op->peer->client()->FindNamespaceAsync(
       op->fingerprint, {},
       [&store = store_, &sealers = sealers_, fingerprint = op->fingerprint,
        learned](absl::StatusOr<ClientNamespace> found) {
@@ -200,72 +179,61 @@ void PeerPull::Cancel(Peers::CallId call) {
   Finish(call, absl::CancelledError("cancelled"));
 }
 
-absl::StatusOr<PeerPull::LinkPtr> PeerPull::LinkOf(const Member& member) {
-  const LinkId id(member);
-  if (const auto found = links_.find(id); found != links_.end()) return found->second;
-  if (links_.size() >= options_.clients_max) {
-    auto oldest = links_.end();
-    for (auto it = links_.begin(); it != links_.end(); ++it) {
-      const Link& link = *it->second;
-      if (link.batches > 0 || link.greeting) continue;
-      if (oldest == links_.end() || link.used_nanos < oldest->second->used_nanos) oldest = it;
-    }
-    if (oldest == links_.end()) return LinkPtr();
-    Retire(LinkPtr(oldest->second), absl::UnavailableError("other peers are asked"));
+absl::StatusOr<bool> PeerPull::Reach(Peers::CallId call, Op* op) {
+  if (op->peer == nullptr) {
+    absl::StatusOr<PeerPtr> peer = clients_.Get(op->member);
+    // PeersChanged comes when there is room.
+    if (absl::IsResourceExhausted(peer.status())) return false;
+    KVMILL_RETURN_IF_ERROR(peer.status());
+    op->peer = *std::move(peer);
+    clients_.Begin(op->peer);
   }
-  Client::Options options;
-  options.address = member.address;
-  options.path = options_.path;
-  options.data_plane_plaintext = options_.data_plane_plaintext;
-  options.tls = options_.tls;
-  options.encode_threads = 1;  // It neither encodes nor verifies.
-  KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<Client> client, Client::Create(options));
-  auto link = std::make_shared<Link>();
-  link->member = member;
-  link->client = std::move(client);
-  links_[id] = link;
-  counters_.clients.store(links_.size(), std::memory_order_relaxed);
-  if (idle_timer_ == 0) idle_timer_ = loop_.After(options_.idle_nanos, [this] { DropIdle(); });
-  return link;
+  KVMILL_RETURN_IF_ERROR(clients_.Check(op->peer));
+  if (op->peer->known()) return true;
+  if (!std::exchange(op->greeting, true)) {
+    clients_.Greet(op->peer, [this, call](const absl::Status& said) { Greeted(call, said); });
+  }
+  return false;
+}
+
+void PeerPull::Greeted(Peers::CallId call, const absl::Status& said) {
+  const auto found = ops_.find(call);
+  if (found == ops_.end()) return;
+  found->second.greeting = false;
+  if (!said.ok()) Finish(call, said);
+  PumpSoon();
+}
+
+void PeerPull::PeersChanged() {
+  std::vector<std::pair<Peers::CallId, absl::Status>> over;
+  for (const auto& [call, op] : ops_) {
+    if (op.peer != nullptr && !op.peer->closed().ok()) over.emplace_back(call, op.peer->closed());
+  }
+  for (const auto& [call, why] : over) Finish(call, why);
+  Pump();
+}
+
+void PeerPull::PumpSoon() {
+  if (std::exchange(pumping_, true)) return;
+  loop_.Post([this, alive = std::weak_ptr<bool>(alive_)] {
+    if (alive.expired()) return;
+    pumping_ = false;
+    Pump();
+  });
 }
 
 void PeerPull::Pump() {
   for (std::size_t i = 0; i < queue_.size();) {
     const Peers::CallId call = queue_[i];
     Op& op = ops_.at(call);
-    const absl::StatusOr<LinkPtr> link = LinkOf(op.member);
-    if (!link.ok()) {
-      Finish(call, absl::UnavailableError(link.status().message()));
+    const absl::StatusOr<bool> reached = Reach(call, &op);
+    if (!reached.ok()) {
+      Finish(call, reached.status());
       i = 0;  // It left the queue, and whoever was told may have changed it.
       continue;
     }
-    if (*link == nullptr) {
-      ++i;
-      continue;
-    }
-    Link& peer = **link;
-    peer.used_nanos = loop_.clock().MonotonicNanos();
-    if (peer.greeted) {
-      if (const absl::Status known = CheckIncarnation(peer); !known.ok()) {
-        Retire(LinkPtr(*link), known);
-        i = 0;
-        continue;
-      }
-    } else if (!peer.greeting) {
-      SayHello(*link, op.fingerprint);
-    }
-    if (peer.greeted && op.ns == nullptr && !op.learning) Learn(call, &op, *link);
-    while (peer.greeted && op.next < op.wanted.size()) {
-      const std::size_t count =
-          std::min<std::size_t>(op.wanted.size() - op.next,
-                                std::max<std::uint64_t>(1, options_.batch_bytes / op.block_bytes));
-      const auto fits = [&](const Options::Limit& used, const Options::Limit& limit) {
-        return used.blocks == 0 || (used.blocks + count <= limit.blocks &&
-                                    used.bytes + count * op.block_bytes <= limit.bytes);
-      };
-      if (!fits(peer.in_flight, options_.peer) || !fits(in_flight_, options_.all)) break;
-      StartBatch(call, &op, *link, count);
-    }
+    if (*reached && op.ns == nullptr && !op.learning) Learn(call, &op);
+    if (*reached) StartBatches(call, &op);
     if (op.ns != nullptr && op.next == op.wanted.size()) {
       queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
@@ -274,49 +242,75 @@ void PeerPull::Pump() {
   }
 }
 
-void PeerPull::StartBatch(Peers::CallId call, Op* op, const LinkPtr& link, std::size_t count) {
-  const std::size_t first = op->next;
-  op->next += count;
-  const auto begin = op->wanted.begin() + static_cast<std::ptrdiff_t>(first);
-  auto batch = std::make_shared<PullBatch>(
-      store_, sealers_, op->namespace_id, op->ns, absl::BytesToHexString(op->member.incarnation),
-      std::vector<PullBatch::Wanted>(begin, begin + static_cast<std::ptrdiff_t>(count)));
-  op->batches.push_back(batch);
-  ++link->batches;
-  const std::uint64_t bytes = count * op->block_bytes;
-  for (Options::Limit* used : {&link->in_flight, &in_flight_}) {
-    used->blocks += count;
+void PeerPull::StartBatches(Peers::CallId call, Op* op) {
+  while (op->next < op->wanted.size()) {
+    const std::size_t count =
+        std::min<std::size_t>(op->wanted.size() - op->next,
+                              std::max<std::uint64_t>(1, options_.batch_bytes / op->block_bytes));
+    const auto fits = [&](const Options::Limit& used, const Options::Limit& limit) {
+      return used.blocks == 0 || (used.blocks + count <= limit.blocks &&
+                                  used.bytes + count * op->block_bytes <= limit.bytes);
+    };
+    const auto of_peer = in_flight_of_.find(PeerClients::PeerId(op->member));
+    if (of_peer != in_flight_of_.end() && !fits(of_peer->second, options_.peer)) return;
+    if (!fits(in_flight_, options_.all)) return;
+    StartBatch(call, op, count);
+  }
+}
+
+void PeerPull::Take(const PeerPtr& peer, std::size_t blocks, std::uint64_t bytes) {
+  clients_.Begin(peer);
+  for (Options::Limit* used : {&in_flight_of_[PeerClients::PeerId(peer->member())], &in_flight_}) {
+    used->blocks += blocks;
     used->bytes += bytes;
   }
   counters_.blocks_in_flight.store(in_flight_.blocks, std::memory_order_relaxed);
   counters_.bytes_in_flight.store(in_flight_.bytes, std::memory_order_relaxed);
+}
+
+void PeerPull::GiveBack(const PeerPtr& peer, std::size_t blocks, std::uint64_t bytes) {
+  const auto of_peer = in_flight_of_.find(PeerClients::PeerId(peer->member()));
+  for (Options::Limit* used : {&of_peer->second, &in_flight_}) {
+    used->blocks -= blocks;
+    used->bytes -= bytes;
+  }
+  if (of_peer->second.blocks == 0) in_flight_of_.erase(of_peer);
+  counters_.blocks_in_flight.store(in_flight_.blocks, std::memory_order_relaxed);
+  counters_.bytes_in_flight.store(in_flight_.bytes, std::memory_order_relaxed);
+  clients_.End(peer);
+}
+
+void PeerPull::StartBatch(Peers::CallId call, Op* op, std::size_t count) {
+  const std::size_t first = op->next;
+  op->next += count;
+  const auto begin = op->wanted.begin() + static_cast<std::ptrdiff_t>(first);
+  auto batch = std::make_shared<PullBatch>(
+      store_, sealers_, op->namespace_id, op->ns, op->peer->boot_id(),
+      std::vector<PullBatch::Wanted>(begin, begin + static_cast<std::ptrdiff_t>(count)));
+  op->batches.push_back(batch);
+  const std::uint64_t bytes = count * op->block_bytes;
+  Take(op->peer, count, bytes);
   const std::int64_t left_nanos =
       std::max<std::int64_t>(1'000'000, op->deadline_nanos - loop_.clock().MonotonicNanos());
-  batch->Start(*link->client, absl::Nanoseconds(left_nanos),
-               [this, alive = std::weak_ptr<bool>(alive_), &loop = loop_, call, link, first, bytes,
-                batch](PullBatch::Result result) {
+  batch->Start(*op->peer->client(), absl::Nanoseconds(left_nanos),
+               [this, alive = std::weak_ptr<bool>(alive_), &loop = loop_, call, peer = op->peer,
+                first, bytes, batch](PullBatch::Result result) {
                  // The loop outlives this object, which may be gone when the task runs.
-                 loop.Post([this, alive, call, link, first, bytes, batch,
+                 loop.Post([this, alive, call, peer, first, bytes, batch,
                             result = std::move(result)]() mutable {
                    if (alive.expired()) return;
-                   for (Options::Limit* used : {&link->in_flight, &in_flight_}) {
-                     used->blocks -= batch->size();
-                     used->bytes -= bytes;
-                   }
-                   --link->batches;
-                   BatchEnded(call, link, first, batch, std::move(result));
+                   GiveBack(peer, batch->size(), bytes);
+                   BatchEnded(call, peer, first, batch, std::move(result));
                  });
                });
 }
 
-void PeerPull::BatchEnded(Peers::CallId call, const LinkPtr& link, std::size_t first,
+void PeerPull::BatchEnded(Peers::CallId call, const PeerPtr& peer, std::size_t first,
                           const std::shared_ptr<PullBatch>& batch, PullBatch::Result result) {
-  counters_.blocks_in_flight.store(in_flight_.blocks, std::memory_order_relaxed);
-  counters_.bytes_in_flight.store(in_flight_.bytes, std::memory_order_relaxed);
   counters_.blocks.fetch_add(result.sealed_blocks, std::memory_order_relaxed);
   counters_.bytes.fetch_add(result.bytes, std::memory_order_relaxed);
   const auto found = ops_.find(call);
-  absl::Status known = link->client == nullptr ? absl::OkStatus() : CheckIncarnation(*link);
+  const absl::Status known = clients_.Check(peer);
   if (found != ops_.end()) {
     Op& op = found->second;
     op.batches.erase(std::remove(op.batches.begin(), op.batches.end(), batch), op.batches.end());
@@ -341,77 +335,16 @@ void PeerPull::BatchEnded(Peers::CallId call, const LinkPtr& link, std::size_t f
       op.answered += batch->size();
     }
     if (!known.ok()) {
-      // Retire says it to all.
+      // What the client says of calls that its end has cancelled is about that.
+      Finish(call, known);
     } else if (!result.blocks.ok()) {
-      // What the client says of a call that it cancelled is about its own end.
-      Finish(call, absl::IsCancelled(result.blocks.status())
-                       ? absl::UnavailableError("the peer is asked no more")
-                       : result.blocks.status());
+      Finish(call, result.blocks.status());
     } else if (op.answered == op.wanted.size()) {
       std::vector<absl::Status> statuses = std::move(op.statuses);
       Finish(call, std::move(statuses));
     }
   }
-  if (!known.ok()) Retire(link, known);
   Pump();
-}
-
-void PeerPull::SayHello(const LinkPtr& link, const Fingerprint& fingerprint) {
-  link->greeting = true;
-  ClientNamespace ns;
-  ns.fingerprint = fingerprint;
-  // A call that asks for nothing: whatever its answer is, it says who answers.
-  CallOptions call;
-  call.timeout = kHelloTimeout;
-  link->client->TouchAsync(ns, {}, call,
-                           [this, alive = std::weak_ptr<bool>(alive_), &loop = loop_,
-                            link](const absl::StatusOr<std::uint64_t>& touched) {
-                             loop.Post([this, alive, link, status = touched.status()] {
-                               if (!alive.expired()) Greeted(link, status);
-                             });
-                           });
-}
-
-void PeerPull::Greeted(const LinkPtr& link, const absl::Status& status) {
-  link->greeting = false;
-  if (link->client == nullptr) return;  // Retired meanwhile.
-  if (link->client->boot_id().empty()) {
-    const absl::Status why = absl::UnavailableError(
-        absl::StrCat("node \"", link->member.id, "\" at ", link->member.address,
-                     " does not answer: ", status.message()));
-    FailPullsFrom(link->member, why);
-  } else if (const absl::Status known = CheckIncarnation(*link); !known.ok()) {
-    Retire(link, known);
-  } else {
-    link->greeted = true;
-  }
-  Pump();
-}
-
-absl::Status PeerPull::CheckIncarnation(const Link& link) const {
-  const std::string boot_id = link.client->boot_id();
-  if (boot_id == absl::BytesToHexString(link.member.incarnation)) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("at ", link.member.address, " answers incarnation ",
-                                             boot_id, ", not node \"", link.member.id, "\" with ",
-                                             absl::BytesToHexString(link.member.incarnation)));
-}
-
-void PeerPull::Retire(const LinkPtr& link, const absl::Status& why) {
-  if (link->client == nullptr) return;
-  links_.erase(LinkId(link->member));
-  counters_.clients.store(links_.size(), std::memory_order_relaxed);
-  // Its end waits for calls that it cancels, which are told here.
-  closer_.Post([client = std::exchange(link->client, nullptr)]() mutable { client.reset(); });
-  FailPullsFrom(link->member, why);
-}
-
-void PeerPull::FailPullsFrom(const Member& member, const absl::Status& why) {
-  const LinkId id(member);
-  std::vector<Peers::CallId> failed;
-  for (const auto& [call, op] : ops_) {
-    if (!op.bad && LinkId(op.member) == id) failed.push_back(call);
-  }
-  for (const Peers::CallId call : failed) Finish(call, why);
 }
 
 void PeerPull::Finish(Peers::CallId call, absl::StatusOr<std::vector<absl::Status>> result) {
@@ -419,34 +352,13 @@ void PeerPull::Finish(Peers::CallId call, absl::StatusOr<std::vector<absl::Statu
   if (node.empty()) return;
   Op& op = node.mapped();
   loop_.Cancel(op.timer);
+  if (op.peer != nullptr) clients_.End(op.peer);
   for (const auto& batch : op.batches) batch->Stop();
   if (!op.bad && (op.ns == nullptr || op.next < op.wanted.size())) {
     queue_.erase(std::remove(queue_.begin(), queue_.end(), call), queue_.end());
   }
   if (!result.ok()) counters_.failed_pulls.fetch_add(1, std::memory_order_relaxed);
   if (op.done != nullptr) op.done(std::move(result));
-}
-
-void PeerPull::Keep(const ClusterView& view) {
-  std::vector<LinkPtr> gone;
-  for (const auto& [id, link] : links_) {
-    const auto index = view.IndexOf(link->member.id);
-    if (!index.has_value() || !(LinkId(view.members()[*index]) == id)) gone.push_back(link);
-  }
-  for (const LinkPtr& link : gone) {
-    Retire(link, absl::UnavailableError(
-                     absl::StrCat("node \"", link->member.id, "\" is no member any more")));
-  }
-}
-
-void PeerPull::DropIdle() {
-  const std::int64_t oldest = loop_.clock().MonotonicNanos() - options_.idle_nanos;
-  std::vector<LinkPtr> idle;
-  for (const auto& [id, link] : links_) {
-    if (link->batches == 0 && !link->greeting && link->used_nanos <= oldest) idle.push_back(link);
-  }
-  for (const LinkPtr& link : idle) Retire(link, absl::UnavailableError("the peer was idle"));
-  idle_timer_ = links_.empty() ? 0 : loop_.After(options_.idle_nanos / 2, [this] { DropIdle(); });
 }
 
 }  // namespace kvmill

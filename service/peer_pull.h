@@ -8,9 +8,8 @@
 // Bounds, of Options. In flight are at most `blocks` blocks and `bytes` bytes of one peer, and so
 // many of all, whatever it is that peers do; what exceeds them waits here, up to its deadline.
 // Bytes are counted as those of tiles (a batch of blocks in 16 bits takes up to five times as
-// much), and are memory of the store that cannot be evicted meanwhile. A peer costs a client (four
-// threads, a connection, and UCX's buffers, some MiB) while it is asked for something and for
-// `idle_nanos` more, at most `clients_max` of them.
+// much), and are memory of the store that cannot be evicted meanwhile. Clients are PeerClients',
+// and a pull from a peer that can have none now waits for one, too.
 //
 // A pull that was cancelled, or is too late, holds what it has in flight until its fetch has ended:
 // at its deadline, or when the peer has sent it.
@@ -23,29 +22,23 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <string>
-#include <tuple>
 #include <vector>
 
 #include "client/client.h"
 #include "service/cluster/loop.h"
 #include "service/cluster/peers.h"
+#include "service/peer_clients.h"
 #include "service/pull_batch.h"
 #include "storage/core/worker_pool.h"
 #include "storage/tiered_store.h"
 
 namespace kvmill {
 
-class ClusterView;
-
-// Lives on the loop, or ends when the loop has stopped; store and loop outlive it. Only stats() is
-// for any thread.
+// Lives on the loop, or ends when the loop has stopped; the others outlive it. Only stats() is for
+// any thread.
 class PeerPull final {
  public:
   struct Options {
-    DataPath path = DataPath::kAuto;
-    bool data_plane_plaintext = false;  // As this node's own data plane.
-    TlsFiles tls;                       // Of connections to peers.
     struct Limit {
       std::size_t blocks = 0;
       std::uint64_t bytes = 0;
@@ -54,13 +47,11 @@ class PeerPull final {
     Limit all = {2048, std::uint64_t{256} << 20};
     std::uint64_t batch_bytes = std::uint64_t{16} << 20;  // A block at least.
     std::size_t calls_max = 4096;  // Open pulls; more are RESOURCE_EXHAUSTED.
-    std::size_t clients_max = 64;
-    std::int64_t idle_nanos = 60'000'000'000;
     std::size_t seal_threads = 2;
   };
 
-  PeerPull(Loop& loop, TieredStore& store, const Options& options);
-  // Waits for no peer. Pulls end without a word.
+  PeerPull(Loop& loop, TieredStore& store, PeerClients& clients, const Options& options);
+  // Closes the clients: waits for no peer. Pulls end without a word.
   ~PeerPull();
   PeerPull(const PeerPull&) = delete;
   PeerPull& operator=(const PeerPull&) = delete;
@@ -69,8 +60,8 @@ class PeerPull final {
   // latest. `call` names it for Cancel, and is the caller's. Statuses of blocks: OK also when it
   // was here before; NOT_FOUND; DATA_LOSS; RESOURCE_EXHAUSTED, no room for it here; ABORTED, it was
   // removed here meanwhile. Errors of all: UNAVAILABLE, nobody answers at the member's address, or
-  // it is another process than the member names; DEADLINE_EXCEEDED; INVALID_ARGUMENT;
-  // RESOURCE_EXHAUSTED, too many pulls.
+  // it is no member any more; a ReplacedError, another process answers there; DEADLINE_EXCEEDED;
+  // INVALID_ARGUMENT; RESOURCE_EXHAUSTED, too many pulls.
   // A namespace that this node does not know is learned from the peer, and opened under a name that
   // no engine uses ("peer-" and its fingerprint): what engines call it stays their own choice.
   // Only whole blocks are pulled: one that comes with fewer tokens is DATA_LOSS.
@@ -84,10 +75,6 @@ class PeerPull final {
   // own. It may write to the disk, so not on the loop: `done` runs there later.
   void Open(NamespaceSpec spec, Peers::Done<TieredStore::NamespaceInfo> done);
 
-  // Members that are not in the view, in this incarnation and at this address, are not asked any
-  // more; pulls from them that still run are UNAVAILABLE.
-  void Keep(const ClusterView& view);
-
   // Counters since the start, and gauges.
   struct Stats {
     std::uint64_t pulls = 0, failed_pulls = 0;
@@ -95,19 +82,15 @@ class PeerPull final {
     std::uint64_t missing_blocks = 0;
     std::uint64_t damaged_blocks = 0;
     std::uint64_t blocks_in_flight = 0, bytes_in_flight = 0;
-    std::uint64_t clients = 0;
   };
   Stats stats() const;
 
  private:
-  // A process of the cluster, and the client that talks to it.
-  struct Link;
-  using LinkPtr = std::shared_ptr<Link>;  // Of the table, and of batches that run.
-  struct LinkId : std::tuple<std::string, std::string, std::string> {  // Id, incarnation, address.
-    explicit LinkId(const Member& member) : tuple(member.id, member.incarnation, member.address) {}
-  };
+  using PeerPtr = PeerClients::PeerPtr;
   struct Op {
     Member member;
+    PeerPtr peer;           // In use by the pull; null: no client could be had yet.
+    bool greeting = false;  // It waits until the process there has said who it is.
     Fingerprint fingerprint{};
     RunKeys blocks;
     bool bad = false;       // It only waits to be told so.
@@ -126,47 +109,44 @@ class PeerPull final {
   };
 
   absl::Status Check(const RunKeys& blocks, std::int64_t deadline_nanos) const;
-  absl::StatusOr<LinkPtr> LinkOf(const Member& member);
+  // Whether the op's peer may be asked now. Not OK: it never will be.
+  absl::StatusOr<bool> Reach(Peers::CallId call, Op* op);
+  void Greeted(Peers::CallId call, const absl::Status& said);
+  // Ends pulls from peers whose client was closed.
+  void PeersChanged();
   void SetNamespace(Op* op, const TieredStore::NamespaceInfo& space);
   // Asks the peer for the namespace and opens it here.
-  void Learn(Peers::CallId call, Op* op, const LinkPtr& link);
+  void Learn(Peers::CallId call, Op* op);
   void Learned(Peers::CallId call, const absl::StatusOr<TieredStore::NamespaceInfo>& space);
   // Starts whatever may start.
   void Pump();
-  void StartBatch(Peers::CallId call, Op* op, const LinkPtr& link, std::size_t count);
-  void BatchEnded(Peers::CallId call, const LinkPtr& link, std::size_t first,
+  void PumpSoon();
+  void StartBatches(Peers::CallId call, Op* op);
+  void StartBatch(Peers::CallId call, Op* op, std::size_t count);
+  void BatchEnded(Peers::CallId call, const PeerPtr& peer, std::size_t first,
                   const std::shared_ptr<PullBatch>& batch, PullBatch::Result result);
-  // Finds out which process answers at the link's address.
-  void SayHello(const LinkPtr& link, const Fingerprint& fingerprint);
-  void Greeted(const LinkPtr& link, const absl::Status& status);
-  // OK when it is the one that is meant.
-  absl::Status CheckIncarnation(const Link& link) const;
-  // The link is used no more: pulls from it end with `why`.
-  void Retire(const LinkPtr& link, const absl::Status& why);
-  void FailPullsFrom(const Member& member, const absl::Status& why);
+  // One more batch of the peer is in flight, or one less.
+  void Take(const PeerPtr& peer, std::size_t blocks, std::uint64_t bytes);
+  void GiveBack(const PeerPtr& peer, std::size_t blocks, std::uint64_t bytes);
   void Finish(Peers::CallId call, absl::StatusOr<std::vector<absl::Status>> result);
-  void DropIdle();
-  // Runs `task` on the loop, unless this is gone by then.
-  std::function<void()> IfAlive(std::function<void()> task) const;
 
   Loop& loop_;
   TieredStore& store_;
+  PeerClients& clients_;
   const Options options_;
   std::map<Peers::CallId, Op> ops_;
   std::deque<Peers::CallId> queue_;  // Of pulls with blocks that nobody was asked for yet.
-  std::map<LinkId, LinkPtr> links_;
+  bool pumping_ = false;             // A Pump is posted.
   Options::Limit in_flight_;
-  Loop::TimerId idle_timer_ = 0;  // 0: no links.
+  std::map<PeerClients::PeerId, Options::Limit> in_flight_of_;  // Of whom there is something.
 
   struct Counters {
     std::atomic<std::uint64_t> pulls{0}, failed_pulls{0}, blocks{0}, bytes{0}, missing_blocks{0},
-        damaged_blocks{0}, blocks_in_flight{0}, bytes_in_flight{0}, clients{0};
+        damaged_blocks{0}, blocks_in_flight{0}, bytes_in_flight{0};
   } counters_;
 
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  // Last: what they run uses the rest. Clients are destroyed on the closer.
-  WorkerPool sealers_;
-  WorkerPool closer_;
+  WorkerPool sealers_;  // Last: what they run uses the rest.
 };
 
 }  // namespace kvmill

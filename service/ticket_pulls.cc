@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/client.h"
 #include "client/ticket_pages.h"
+#include "service/cluster/peers.h"
 #include "service/ticket_codec.h"
 #include "storage/core/log.h"
 
@@ -73,20 +75,9 @@ class TicketPulls::PagePull final : public TicketPageSink {
   std::string why_;
 };
 
-TicketPulls::TicketPulls(Loop& loop, GrpcPeers& peers, StoreTicketCopies& copies,
-                         WorkerPool& workers, const Options& options)
-    : loop_(loop),
-      peers_(peers),
-      copies_(copies),
-      workers_(workers),
-      options_(options),
-      mail_(std::make_shared<LoopMail>(loop)),
-      closer_(1, "ticket-close") {}
-
 TicketPulls::~TicketPulls() {
   mail_->Close();
-  if (idle_timer_ != 0) loop_.Cancel(idle_timer_);
-  while (!links_.empty()) Drop(links_.begin()->first);
+  clients_.Close();
 }
 
 TicketPeers::CallId TicketPulls::Redeem(const Member& producer, const TicketSecret& secret,
@@ -107,38 +98,41 @@ TicketPeers::CallId TicketPulls::Pull(const Member& producer, const TicketSecret
   const CallId id = 2 * next_++ + 1;
   pulls_[id] = std::move(done);
   const auto pull = std::make_shared<PagePull>(pieces, copies_);  // Of the call, then of its end.
-  const absl::StatusOr<LinkPtr> link = LinkOf(producer);
-  if (!link.ok()) {
-    pull->Finish(link.status());
+  const absl::StatusOr<PeerClients::PeerPtr> peer = clients_.Get(producer);
+  if (!peer.ok()) {
+    pull->Finish(peer.status());
     mail_->Post([this, id, producer, pull] { Ended(id, nullptr, producer, pull); });
     return id;
   }
-  ++(*link)->pulls;
+  clients_.Begin(*peer);
   TicketPagesRequest request;
   request.page_count = pull->page_count();
   request.request.set_incarnation(producer.incarnation);
-  ToProto(secret, options_.self, request.request.mutable_holder());
+  ToProto(secret, self_, request.request.mutable_holder());
   for (const Piece& piece : pieces) AddPiece(piece.block, piece.layers, &request.request);
   CallOptions call;
   call.timeout = absl::Nanoseconds(
       std::max<std::int64_t>(1'000'000, deadline_nanos - loop_.clock().MonotonicNanos()));
-  (*link)->client->ReadTicketPagesAsync(
+  (*peer)->client()->ReadTicketPagesAsync(
       request, *pull, call,
       [this, &workers = workers_, mail = mail_, id, pull, producer,
-       link = *link](const absl::Status& status) {
-        workers.Post([this, mail, id, pull, producer, link, status] {
+       peer = *peer](const absl::Status& status) {
+        workers.Post([this, mail, id, pull, producer, peer, status] {
           pull->Finish(status);
-          mail->Post([this, id, pull, producer, link] { Ended(id, link, producer, pull); });
+          mail->Post([this, id, pull, producer, peer] { Ended(id, peer, producer, pull); });
         });
       });
   return id;
 }
 
-void TicketPulls::Ended(CallId id, const LinkPtr& link, const Member& producer,
+void TicketPulls::Ended(CallId id, const PeerClients::PeerPtr& peer, const Member& producer,
                         const std::shared_ptr<PagePull>& pull) {
-  if (link != nullptr) {
-    --link->pulls;
-    link->used_nanos = loop_.clock().MonotonicNanos();
+  absl::Status status = pull->status();
+  if (peer != nullptr) {
+    clients_.End(peer);
+    const absl::Status there = clients_.Check(peer);
+    // Of a client that was closed, what ended before is right; the rest was cancelled.
+    if (!there.ok() && (!status.ok() || IsReplaced(there))) status = there;
   }
   for (const Landed& landed : pull->landed()) counts_.pages += landed.layers.count();
   counts_.bytes += pull->bytes();
@@ -150,72 +144,14 @@ void TicketPulls::Ended(CallId id, const LinkPtr& link, const Member& producer,
   }
   auto node = pulls_.extract(id);
   if (node.empty()) return;  // Cancelled.
-  const absl::Status& status = pull->status();
   if (status.ok()) return node.mapped()(pull->landed());
-  // Another process is there; or the client was closed as the member left.
-  const bool gone = absl::IsAborted(status) || absl::IsCancelled(status);
-  node.mapped()(gone ? absl::UnavailableError(status.message()) : status);
+  // The process there refuses what is meant for another one.
+  node.mapped()(absl::IsAborted(status) ? ReplacedError(status.message()) : status);
 }
 
 void TicketPulls::Cancel(CallId call) {
   if (call % 2 == 0) return peers_.Cancel(call / 2);
   pulls_.erase(call);
-}
-
-absl::StatusOr<TicketPulls::LinkPtr> TicketPulls::LinkOf(const Member& member) {
-  const LinkId id = IdOf(member);
-  const auto found = links_.find(id);
-  if (found != links_.end()) return found->second;
-  if (links_.size() >= kClientsMax) {
-    const auto idle = std::find_if(links_.begin(), links_.end(),
-                                   [](const auto& link) { return link.second->pulls == 0; });
-    if (idle == links_.end()) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("tickets of ", kClientsMax, " producers are being pulled: no more"));
-    }
-    Drop(idle->first);
-  }
-  Client::Options options;
-  options.address = member.address;
-  options.path = options_.path;
-  options.data_plane_plaintext = options_.data_plane_plaintext;
-  options.tls = options_.tls;
-  options.encode_threads = 1;
-  absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(options);
-  if (!client.ok()) return absl::UnavailableError(client.status().message());
-  auto link = std::make_shared<Link>();
-  link->client = *std::move(client);
-  link->used_nanos = loop_.clock().MonotonicNanos();
-  links_[id] = link;
-  if (idle_timer_ == 0) idle_timer_ = loop_.After(kIdleNanos / 2, [this] { DropIdle(); });
-  return link;
-}
-
-// Its end waits for calls, which it cancels and which are told here.
-void TicketPulls::Drop(const LinkId& id) {
-  const LinkPtr link = links_.extract(id).mapped();
-  closer_.Post([client = std::exchange(link->client, nullptr)]() mutable { client.reset(); });
-}
-
-void TicketPulls::DropIdle() {
-  const std::int64_t oldest = loop_.clock().MonotonicNanos() - kIdleNanos;
-  std::vector<LinkId> idle;
-  for (const auto& [id, link] : links_) {
-    if (link->pulls == 0 && link->used_nanos <= oldest) idle.push_back(id);
-  }
-  for (const LinkId& id : idle) Drop(id);
-  idle_timer_ = links_.empty() ? 0 : loop_.After(kIdleNanos / 2, [this] { DropIdle(); });
-}
-
-void TicketPulls::Keep(const std::vector<Member>& members) {
-  std::vector<LinkId> gone;
-  for (const auto& [id, link] : links_) {
-    if (std::none_of(members.begin(), members.end(),
-                     [&id = id](const Member& member) { return IdOf(member) == id; })) {
-      gone.push_back(id);
-    }
-  }
-  for (const LinkId& id : gone) Drop(id);
 }
 
 }  // namespace kvmill

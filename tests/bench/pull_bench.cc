@@ -181,12 +181,11 @@ int Main(int argc, char** argv) {
   member.address = options.address;
   member.incarnation = absl::HexStringToBytes(client->Stat()->boot_id);
   ThreadLoop loop(SystemClock());
+  PeerClients clients(loop, {.path = options.path, .data_plane_plaintext = plaintext});
   PeerPull::Options pull_options;
-  pull_options.path = options.path;
-  pull_options.data_plane_plaintext = plaintext;
   pull_options.batch_bytes = static_cast<std::uint64_t>(batch_mib) << 20;
   pull_options.seal_threads = static_cast<std::size_t>(seal_threads);
-  auto pull = std::make_unique<PeerPull>(loop, *store, pull_options);
+  auto pull = std::make_unique<PeerPull>(loop, *store, clients, pull_options);
 
   std::vector<std::unique_ptr<Memory>> memories;
   for (std::size_t t = 0; t < kThreads; ++t)

@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "absl/strings/escaping.h"
-#include "service/cluster/cluster_view.h"
 #include "service/thread_loop.h"
 #include "storage/core/run_link.h"
 #include "tests/integration/lying_daemon.h"
@@ -64,14 +63,19 @@ class PeerPullTest : public UcxDaemonTest {
     ASSERT_EQ(info->fingerprint == ns_.fingerprint, same);
     space_ = info->id;
   }
-  void StartPulling(const PeerPull::Options& options = {}) {
+  void StartPulling(const PeerPull::Options& options = {},
+                    const PeerClients::Options& clients = {}) {
     StopPulling();
     loop_ = std::make_unique<ThreadLoop>(SystemClock());
-    loop_->Run([&] { pull_ = std::make_unique<PeerPull>(*loop_, *store_, options); });
+    loop_->Run([&] {
+      clients_ = std::make_unique<PeerClients>(*loop_, clients);
+      pull_ = std::make_unique<PeerPull>(*loop_, *store_, *clients_, options);
+    });
   }
   void StopPulling() {
     if (loop_ != nullptr) loop_->Stop();
     pull_.reset();
+    clients_.reset();
     loop_.reset();
   }
 
@@ -157,9 +161,6 @@ class PeerPullTest : public UcxDaemonTest {
     }
     return 0;
   }
-  std::shared_ptr<const ClusterView> ViewOf(std::vector<Member> members) {
-    return *ClusterView::Make(std::move(members), 1, 4, nullptr);
-  }
 
   ClientNamespace ns_;
   std::vector<BlockKey> keys_;
@@ -168,6 +169,7 @@ class PeerPullTest : public UcxDaemonTest {
   std::unique_ptr<TieredStore> store_;
   NamespaceId space_ = 0;
   std::unique_ptr<ThreadLoop> loop_;
+  std::unique_ptr<PeerClients> clients_;
   std::unique_ptr<PeerPull> pull_;
   Peers::CallId last_call_ = 0;
   std::shared_ptr<std::atomic<bool>> told_;  // Whether the last pull ended.
@@ -177,9 +179,8 @@ TEST_F(PeerPullTest, BlocksComeWholeOverUcxAndInline) {
   Prepare(TwoGroups(""));
   for (const DataPath path : {DataPath::kUcx, DataPath::kInline, DataPath::kAuto}) {
     PeerPull::Options options;
-    options.path = path;
     options.batch_bytes = 100'000;  // Several batches.
-    StartPulling(options);
+    StartPulling(options, {.path = path});
     const std::string way = path == DataPath::kInline ? "inline" : "ucx";
     const std::uint64_t before = BytesOut(way);
     std::vector<BlockKey> keys = keys_;
@@ -209,7 +210,7 @@ TEST_F(PeerPullTest, WhoIsAskedMustBeWhoIsMeant) {
   const Member right = member_;
   member_.incarnation[3] = static_cast<char>(member_.incarnation[3] ^ 1);
   Statuses statuses = Pull(keys_);
-  EXPECT_TRUE(absl::IsUnavailable(statuses.status())) << statuses.status();
+  EXPECT_TRUE(IsReplaced(statuses.status())) << statuses.status();
   EXPECT_NE(statuses.status().message().find("answers incarnation"), absl::string_view::npos);
   member_.address = "127.0.0.1:1";
   statuses = Pull(keys_);
@@ -227,22 +228,20 @@ TEST_F(PeerPullTest, WhoIsAskedMustBeWhoIsMeant) {
   Fill(SmallSpec());
   ASSERT_NE(member_.address, right.address);
   ExpectNothingLeaks();
-  loop_->Run([&] { pull_->Keep(*ViewOf({member_})); });
-  EXPECT_EQ(pull_->stats().clients, 0u);
+  loop_->Run([&] { clients_->Keep({member_}); });
+  EXPECT_EQ(clients_->size(), 0u);
   EXPECT_EQ(CountOf(Pull(keys_), absl::StatusCode::kOk), kBlocks);
   EXPECT_EQ(HeldAndRight(), kBlocks);
-  loop_->Run([&] { pull_->Keep(*ViewOf({member_})); });
-  EXPECT_EQ(pull_->stats().clients, 1u);
+  loop_->Run([&] { clients_->Keep({member_}); });
+  EXPECT_EQ(clients_->size(), 1u);
   ExpectNothingLeaks();
 }
 
 TEST_F(PeerPullTest, RestartAtTheSameAddressIsAnotherPeer) {
   Prepare(SmallSpec());
   for (const DataPath path : {DataPath::kInline, DataPath::kUcx}) {
-    PeerPull::Options options;
-    options.path = path;
     OpenStore(SmallSpec(), 64 << 20);
-    StartPulling(options);
+    StartPulling({}, {.path = path});
     EXPECT_EQ(CountOf(Pull({keys_[0]}), absl::StatusCode::kOk), 1u);
     Kill();
     const std::string address = member_.address;
@@ -310,8 +309,7 @@ TEST_F(PeerPullTest, DeadDaemonEndsThePullAndAStoppedOneTheDeadline) {
   options.batch_bytes = 1;  // A block a batch.
   options.peer.blocks = 2;
   for (const DataPath path : {DataPath::kUcx, DataPath::kInline}) {
-    options.path = path;
-    StartPulling(options);
+    StartPulling(options, {.path = path});
     // Stopped in the middle, now and then before a block or after all of them.
     bool in_the_middle = false;
     for (int i = 0; i < 20 && !in_the_middle; ++i) {
@@ -359,9 +357,7 @@ TEST_F(PeerPullTest, LiesAreDroppedBlockByBlock) {
   LyingDaemon liar(socket(), member_.address, directory_ / "liar.sock", seed);
   const Member honest = member_;
   member_.address = liar.tcp_address();
-  PeerPull::Options options;
-  options.path = DataPath::kInline;
-  StartPulling(options);
+  StartPulling({}, {.path = DataPath::kInline});
   std::size_t whole = 0;
   std::size_t damaged = 0;
   // One reply in four is a lie, and few of those leave all but a page as it was.
@@ -483,27 +479,23 @@ TEST_F(PeerPullTest, CancelledPullsAreSilentAndLeaveNothing) {
 
 TEST_F(PeerPullTest, ClientsAreBounded) {
   Prepare(SmallSpec());
-  PeerPull::Options options;
-  options.clients_max = 1;
-  StartPulling(options);
+  StartPulling({}, {.clients_max = 1});
   const Member right = member_;
   EXPECT_EQ(CountOf(Pull({keys_[0]}), absl::StatusCode::kOk), 1u);
-  EXPECT_EQ(pull_->stats().clients, 1u);
+  EXPECT_EQ(clients_->size(), 1u);
   member_.id = "nobody";
   member_.address = "127.0.0.1:1";
   EXPECT_TRUE(absl::IsUnavailable(Pull({keys_[0]}).status()));
-  EXPECT_EQ(pull_->stats().clients, 1u) << "the first one had to go";
+  EXPECT_EQ(clients_->size(), 1u) << "the first one had to go";
   member_ = right;
   EXPECT_EQ(CountOf(Pull({keys_[1]}), absl::StatusCode::kOk), 1u);
 }
 
 TEST_F(PeerPullTest, IdleClientsGo) {
   Prepare(SmallSpec());
-  PeerPull::Options options;
-  options.idle_nanos = 50'000'000;
-  StartPulling(options);
+  StartPulling({}, {.idle_nanos = 50'000'000});
   EXPECT_EQ(CountOf(Pull({keys_[0]}), absl::StatusCode::kOk), 1u);
-  EXPECT_TRUE(Eventually([&] { return pull_->stats().clients == 0; }));
+  EXPECT_TRUE(Eventually([&] { return clients_->size() == 0; }));
   EXPECT_EQ(CountOf(Pull({keys_[1]}), absl::StatusCode::kOk), 1u);
 }
 

@@ -32,6 +32,8 @@ constexpr std::uint64_t kBytesMax = std::uint64_t{1} << 30;
 struct Lies {
   std::function<void(v1::AskTicketReply*)> news = [](v1::AskTicketReply*) {};
   std::function<void(v1::TicketPages*)> pages = [](v1::TicketPages*) {};
+  // As another process at its address says: refusals of all questions, or of all reads.
+  grpc::Status ask, read;
 };
 
 // All pages in one message.
@@ -71,6 +73,10 @@ class LyingProducer final : public v1::Peer::CallbackService {
                                       const v1::AskTicketRequest* request,
                                       v1::AskTicketReply* reply) override {
     auto* const reactor = call->DefaultReactor();
+    if (!lies_.ask.ok()) {
+      reactor->Finish(lies_.ask);
+      return reactor;
+    }
     tickets_.Ask(*FromProto(request->holder()), request->seen(),
                  std::int64_t{request->wait_ms()} * 1'000'000,
                  [this, reactor, reply](const absl::StatusOr<TicketNews>& news) {
@@ -83,6 +89,10 @@ class LyingProducer final : public v1::Peer::CallbackService {
   grpc::ServerWriteReactor<v1::TicketPages>* ReadTicket(
       grpc::CallbackServerContext*, const v1::ReadTicketRequest* request) override {
     auto* const reactor = new LyingRead;
+    if (!lies_.read.ok()) {
+      reactor->Finish(lies_.read);
+      return reactor;
+    }
     tickets_.Read(*FromProto(request->holder()), *PiecesFromProto(*request),
                   [this, reactor](const absl::StatusOr<ClusterTickets::Pages>& pages) {
                     reactor->Write(pages, lies_);
@@ -118,16 +128,19 @@ class Node {
     loop_.Run([&] {
       health_ = std::make_unique<PeerHealth>(loop_.clock());
       peers_ = std::make_unique<GrpcPeers>(loop_, self, GrpcPeers::Puller());
+      clients_ = std::make_unique<PeerClients>(loop_, PeerClients::Options());
       ClusterTickets::Options options;
       options.held_bytes_max = options.copied_bytes_max = kBytesMax;
-      options.pulls.self = self;
+      options.self = self;
       options.redeem = redeem;
-      tickets_ = std::make_unique<ClusterTickets>(loop_, store, *peers_, *health_, options);
+      tickets_ =
+          std::make_unique<ClusterTickets>(loop_, store, *peers_, *clients_, *health_, options);
     });
   }
   ~Node() {
     loop_.Run([&] {
       tickets_.reset();
+      clients_.reset();
       peers_.reset();
       health_.reset();
     });
@@ -141,6 +154,7 @@ class Node {
   ThreadLoop loop_;
   std::unique_ptr<PeerHealth> health_;
   std::unique_ptr<GrpcPeers> peers_;
+  std::unique_ptr<PeerClients> clients_;
   std::unique_ptr<ClusterTickets> tickets_;
 };
 
@@ -323,6 +337,28 @@ TEST_F(ClusterTicketsTest, AFlippedBitIsAskedForAgainAndThenAMiss) {
       other_store_->Remove(other_store_->FindNamespace("default", "test")->id, {Key(1)}).ok());
   times = 1000;
   IsMissed(Redeem(Create({1})));
+}
+
+// Another process has its address: that is known, and no silence is waited for.
+TEST_F(ClusterTicketsTest, AProducerThatWasReplacedEndsTheTicketAtOnce) {
+  ASSERT_TRUE(Put(1).ok());
+  const grpc::Status replaced(grpc::StatusCode::ABORTED, "meant for incarnation x, this is y");
+  for (grpc::Status* refused : {&lies_.ask, &lies_.read}) {
+    *refused = replaced;
+    const auto begin = std::chrono::steady_clock::now();
+    const TicketRedeem::Outcome outcome = Redeem(Create({1}));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+    EXPECT_TRUE(absl::IsUnavailable(outcome.status)) << outcome.status;
+    EXPECT_THAT(std::string(outcome.status.message()),
+                ::testing::HasSubstr("was restarted, or is not at its address any more"));
+    for (const TicketRedeem::Block& block : outcome.blocks) {
+      EXPECT_EQ(block.miss, TicketRedeem::Miss::kProducerGone);
+    }
+    *refused = grpc::Status::OK;
+    Until([&] { return UsedThere() == 0; });
+    producer_->tickets().SessionEnded("engine");  // Nobody told the producer.
+    NothingIsHeld();
+  }
 }
 
 TEST_F(ClusterTicketsTest, AnotherPageOrDigestIsNotSealed) {
