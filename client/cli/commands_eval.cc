@@ -153,24 +153,6 @@ std::vector<std::string> Cells(const eval::MethodSummary& summary, absl::string_
           is_first ? "-" : absl::StrFormat(test.p < 0.001 ? "%.1e" : "%.3f", test.p)};
 }
 
-void PrintMarkdown(const std::vector<eval::MethodSummary>& summaries, absl::string_view first) {
-  const auto print = [](const std::vector<std::string>& cells) {
-    std::cout << "| " << absl::StrJoin(cells, " | ") << " |\n";
-  };
-  std::vector<std::string> heads, rules;
-  for (const auto& [name, align] : Columns()) {
-    heads.push_back(name);
-    rules.push_back(align == Align::kLeft ? "---" : "---:");
-  }
-  print(heads);
-  std::cout << "|" << absl::StrJoin(rules, "|") << "|\n";
-  for (const eval::MethodSummary& summary : summaries) {
-    std::vector<std::string> cells = Cells(summary, first);
-    cells[0] = absl::StrCat("`", summary.method, "`", summary.best_at_its_bits ? " \\*" : "");
-    print(cells);
-  }
-}
-
 // What the numbers are of, for people: files, sizes, queries.
 std::vector<std::string> Subject(const ErrorFlags& flags, const std::vector<LayerTensors>& layers,
                                  const std::vector<eval::ErrorRow>& rows) {
@@ -246,13 +228,18 @@ absl::Status EvalError(const CommonFlags& common, const ErrorFlags& flags) {
   }
   const std::vector<eval::MethodSummary> summaries = eval::Summarize(rows);
   const std::string& first = rows.front().method;
+  Table table(Columns());
   if (flags.markdown) {
-    PrintMarkdown(summaries, first);
+    for (const eval::MethodSummary& summary : summaries) {
+      std::vector<std::string> cells = Cells(summary, first);
+      cells[0] = absl::StrCat("`", summary.method, "`", summary.best_at_its_bits ? " \\*" : "");
+      table.Add(std::move(cells));
+    }
+    table.PrintMarkdown();
     return absl::OkStatus();
   }
   for (const std::string& line : subject) std::cout << line << "\n";
   std::cout << "sign test against " << first << "; *: best with as few bits\n\n";
-  Table table(Columns());
   for (const eval::MethodSummary& summary : summaries) table.Add(Cells(summary, first));
   table.Print();
   if (!flags.html.empty()) std::cout << "\nreport: " << flags.html << "\n";
@@ -285,6 +272,7 @@ void AddEvalCommands(CommandLine& line) {
       ->type_name("FILE");
   app->add_flag("--markdown", error->markdown, "The table alone, as Markdown");
   app->add_flag("--bf16", error->bf16, "The files hold bfloat16 bits");
+  AddEvalDecode(line, *eval);
 }
 
 }  // namespace kvmill::cli

@@ -6,7 +6,8 @@
 
 namespace kvmill::cli {
 
-void AddEvalCommands(CommandLine& line);  // eval error
+void AddEvalCommands(CommandLine& line);                // eval error, and below it:
+void AddEvalDecode(CommandLine& line, CLI::App& eval);  // eval decode
 
 }  // namespace kvmill::cli
 

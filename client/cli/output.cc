@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 
 namespace kvmill::cli {
@@ -70,6 +71,21 @@ void Table::Print() const {
     std::cout << WithoutTrailingSpace(std::move(line)) << "\n";
   };
   print(heads);
+  for (const auto& row : rows_) print(row);
+  std::cout.flush();
+}
+
+void Table::PrintMarkdown() const {
+  const auto print = [](const std::vector<std::string>& cells) {
+    std::cout << "| " << absl::StrJoin(cells, " | ") << " |\n";
+  };
+  std::vector<std::string> heads, rules;
+  for (const auto& [name, align] : columns_) {
+    heads.push_back(name);
+    rules.push_back(align == Align::kLeft ? "---" : "---:");
+  }
+  print(heads);
+  std::cout << "|" << absl::StrJoin(rules, "|") << "|\n";
   for (const auto& row : rows_) print(row);
   std::cout.flush();
 }

@@ -42,6 +42,7 @@ class Table {
   void Add(std::vector<std::string> cells);  // One a column.
   std::size_t row_count() const { return rows_.size(); }
   void Print() const;
+  void PrintMarkdown() const;
 
  private:
   std::vector<std::pair<std::string, Align>> columns_;

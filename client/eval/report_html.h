@@ -5,16 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/string_view.h"
 #include "client/eval/error_study.h"
+#include "client/eval/html_parts.h"
 
 namespace kvmill::eval {
-
-// What the numbers are of; plain text, escaped here.
-struct ReportSubject {
-  std::string title;               // "kvmill eval error"
-  std::vector<std::string> lines;  // Data, tokens, queries: a sentence each.
-};
 
 // HTML with inline SVG: attention error against bits, then a box plot per metric and format, each
 // row with median, quartiles, n and the sign test against the first method of `rows`. Values are on

@@ -26,6 +26,15 @@ Spread SpreadOf(std::vector<double> sample) {
   return spread;
 }
 
+Interval ShareInterval(std::size_t count, std::size_t n) {
+  constexpr double kZ = 1.959963984540054;  // 2.5 % on either side of the normal distribution.
+  const auto size = static_cast<double>(n);
+  const double share = static_cast<double>(count) / size, z2 = kZ * kZ / size;
+  const double middle = (share + z2 / 2) / (1 + z2);
+  const double reach = kZ / (1 + z2) * std::sqrt(share * (1 - share) / size + z2 / (4 * size));
+  return {std::max(0.0, middle - reach), std::min(1.0, middle + reach)};
+}
+
 SignTest TestSigns(absl::Span<const double> one, absl::Span<const double> other) {
   SignTest test;
   for (std::size_t i = 0; i < one.size(); ++i) {

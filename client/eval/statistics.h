@@ -19,6 +19,12 @@ struct Spread {
 };
 Spread SpreadOf(std::vector<double> sample);
 
+// Where a share lies of which `count` of `n` were seen, with 95 % (Wilson's interval). n > 0.
+struct Interval {
+  double from = 0, to = 1;
+};
+Interval ShareInterval(std::size_t count, std::size_t n);
+
 // Of pairs (one, other): how often the one is smaller, how often greater, and how likely so uneven
 // a split or a worse one would be if both were as likely (two-sided, exact). Ties do not count;
 // p is 1 without other pairs.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/quality.md again, with what `kvmill eval error` prints now.
+"""Writes the tables of docs/quality.md again, with what `kvmill eval error` and `kvmill eval decode` print now.
 
 quality_tables.py [--kvmill build/release/bin/kvmill] [--only TABLE]
 
@@ -15,13 +15,18 @@ import sys
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 PAGE = os.path.join(ROOT, "docs", "quality.md")
-# Name of the table -> (whether it is of KVMILL_EXTRA_DATA, arguments).
+REFINED = ["--methods", "kvarn,refined", "--formats", "k4v2_g128,k2v2_g128,k4v4_g128"]
+# Name of the table -> (whether it is of KVMILL_EXTRA_DATA, command, arguments).
 TABLES = {
-    "shipped": (False, []),
-    "extra": (True, []),
-    "ablations": (True, ["--methods", "kvarn,ablations"]),
-    "refined": (True, ["--methods", "kvarn,refined", "--formats", "k4v2_g128,k2v2_g128,k4v4_g128"]),
-    "refined shipped": (False, ["--methods", "kvarn,refined", "--formats", "k4v2_g128,k2v2_g128,k4v4_g128"]),
+    "shipped": (False, "error", []),
+    "extra": (True, "error", []),
+    "ablations": (True, "error", ["--methods", "kvarn,ablations"]),
+    "refined": (True, "error", REFINED),
+    "refined shipped": (False, "error", REFINED),
+    "decode": (False, "decode", []),
+    "decode by position": (False, "decode", ["--tasks", "chain-60", "--formats", "k2v2_g128", "--methods",
+                                             "kvarn,refined-refit,turboquant,kivi-g128", "--by-position"]),
+    "decode outliers": (False, "decode", ["--tasks", "chain-60", "--outliers", "--answers", "50"]),
 }
 
 
@@ -39,7 +44,7 @@ def main():
     kvmill, only = arguments.kvmill, arguments.only or list(TABLES)
     with open(PAGE, encoding="utf-8") as file:
         text = file.read()
-    for name, (of_extra, arguments) in TABLES.items():
+    for name, (of_extra, command, arguments) in TABLES.items():
         if name not in only:
             continue
         if of_extra:
@@ -48,7 +53,7 @@ def main():
                 print(f"table '{name}' stays as it is: KVMILL_EXTRA_DATA names no folder with kv/*L00_k.npy")
                 continue
             arguments = ["--kv", prefix, *arguments]
-        table = subprocess.run([kvmill, "eval", "error", *arguments, "--markdown"], check=True, capture_output=True,
+        table = subprocess.run([kvmill, "eval", command, *arguments, "--markdown"], check=True, capture_output=True,
                                text=True).stdout.strip()
         region = re.compile(rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
         if not region.search(text):

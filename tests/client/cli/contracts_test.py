@@ -64,6 +64,8 @@ class Contracts(Case):
         self.ask("bench", "attention", "--kv", self.path("p"), "--records", self.path("tiles_"), "--format", "k4v2_g128",
                  "--heads-q", "2", "--repetitions", "1", server=False, row_flag=" --kv")
         self.ask("eval", "error", "--kv", self.path("p"), "--methods", "kvarn", server=False)
+        self.ask("eval", "decode", "--tasks", "retrieval-60", "--answers", "20", "--methods", "kvarn", "--formats", "k2v2_g128",
+                 server=False)
         # Two whole blocks and a tail: three (block, layer group) pairs.
         self.assertEqual(self.ask("stat")["blocks"], 3)
         listed = self.ask("ls")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`kvmill eval error` as a user runs it, and its report in a headless Chromium (ctest `eval_cli_test`).
+"""`kvmill eval` as a user runs it, and its reports in a headless Chromium (ctest `eval_cli_test`).
 
 Its own judge: rows for per-token RTN are computed again here, in plain Python. docs/quality.md must have the numbers that
 the program prints for the K and V of this repository. KVMILL_EXTRA_DATA (a folder with kv/) adds real K and V of
@@ -178,30 +178,129 @@ class EvalError(Case):
         self.assertEqual(parser.seen.count("svg"), 1 + 6 * pairs)
         self.assertEqual(text.count("n = 4"), (1 + 2 * 6) * pairs)  # In plots twice: for screen readers, too.
         self.assertEqual(len(re.findall(r"smaller in \d+, greater in \d+, p = ", text)), 7 * (pairs - 2))
-        program = os.environ.get("KVMILL_CHROMIUM")
-        self.assertTrue(program, "KVMILL_CHROMIUM names no browser")
-        chromium = Chromium(program)
-        self.addCleanup(chromium.stop)
-        out = os.environ.get("KVMILL_SCREENSHOTS") or self.path("")
-        os.makedirs(out, exist_ok=True)
-        colours = set()
-        for name, width, scheme in (("wide", 1200, "light"), ("dark", 1200, "dark"), ("phone", 360, "light")):
-            chromium.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-            chromium.open("file://" + path, width, 900, width < 500)
-            chromium.screenshot(os.path.join(out, f"eval_{name}.png"))
-            # Nothing wider than the screen, text and ground far apart, every box drawn.
-            self.assertLessEqual(chromium.run("document.documentElement.scrollWidth"), width)
-            ground, ink = (chromium.run(f"getComputedStyle(document.body).{what}") for what in ("backgroundColor", "color"))
-            colours.add(ground)
-            bright = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ground, ink)]
-            self.assertGreater(abs(bright[0] - bright[1]), 450)
-            self.assertEqual(chromium.run("[...document.querySelectorAll('.row rect')].filter(r => !(r.getBoundingClientRect().height "
-                                          "> 5)).length"), 0)
-            self.assertGreaterEqual(chromium.run("Math.min(...[...document.querySelectorAll('.row>span')].filter(s => s.textContent)"
-                                                 ".map(s => parseFloat(getComputedStyle(s).fontSize)))"), 12)
-        self.assertEqual(len(colours), 2)
-        self.assertEqual({address for address in chromium.requested() if not address.startswith("file://")}, set())
-        self.assertEqual(chromium.complaints(), [])
+        look_at(self, path, "eval")
+
+
+class EvalDecode(Case):
+    def eval(self, *arguments, **how):
+        return self.kvmill("eval", "decode", *arguments, server=False, **how)
+
+    SHORT = ("--tasks", "chain-60", "--answers", "2", "--methods", "kvarn,rtn", "--formats", "k2v2_g128")
+
+    def test_a_short_run_has_the_rows_that_it_should(self):
+        rows = self.eval(*self.SHORT, "--json").json()
+        # All positions and 6 parts, of fp32, fp16, and two methods in two modes.
+        self.assertEqual(len(rows), 7 * 6)
+        self.assertEqual([(row["method"], row["mode"]) for row in rows[::7]],
+                         [("fp32", "decode"), ("fp16", "decode"), ("kvarn", "decode"), ("kvarn", "prefill"), ("rtn", "decode"), ("rtn", "prefill")])
+        self.assertEqual([(row["position_from"], row["position_to"], row["part"]) for row in rows[:3]],
+                         [(0, 600, False), (0, 100, True), (100, 200, True)])
+        fp32, fp16, kvarn, kvarn_prefill, rtn = rows[0], rows[7], rows[14], rows[21], rows[28]
+        self.assertEqual((fp32["exact_match"], fp32["kl"], fp32["top1"], fp32["n"], fp32["bits_per_element"]), (1, 0, 1, 2, 32))
+        self.assertEqual((fp16["exact_match"], fp16["top1"], fp16["bits_per_element"]), (1, 1, 16))
+        self.assertLess(fp16["kl"], 1e-6)
+        self.assertAlmostEqual(kvarn["bits_per_element"], 2.375)
+        self.assertAlmostEqual(rtn["bits_per_element"], 2.25)
+        self.assertGreater(rtn["kl"], kvarn["kl"])
+        self.assertGreater(kvarn["kl"], kvarn_prefill["kl"])
+        self.assertGreater(rtn["perplexity"], fp32["perplexity"])
+        self.assertEqual(rtn["exact_match"], 0)
+        for row in rows:
+            self.assertTrue(0 <= row["exact_match"] <= 1 and 0 <= row["top1"] <= 1 and row["kl"] >= 0 and row["perplexity"] >= 1, row)
+        again = self.eval(*self.SHORT, "--json", "--threads", "1", "--mode", "decode").json()
+        self.assertEqual(again, [row for row in rows if row["mode"] == "decode"])
+
+    def test_outliers_hurt_the_methods_that_do_not_spread_them(self):
+        short = ("--tasks", "retrieval-60", "--answers", "20", "--methods", "kvarn,rtn", "--formats", "k4v2_g128", "--mode", "decode", "--json")
+        plain, hard = self.eval(*short).json(), self.eval(*short, "--outliers").json()
+        self.assertEqual(plain[0], hard[0])  # fp32: the same function.
+        self.assertGreater(hard[3]["kl"], 20 * plain[3]["kl"])  # RTN.
+        self.assertLess(hard[2]["kl"], hard[3]["kl"] / 20)  # KVarN.
+
+    def test_tables_for_people(self):
+        said = self.eval(*self.SHORT).output
+        self.assertIn("the first 1 block and the unfinished one in 16 bits", said)
+        self.assertRegex(said, r"(?m)^chain-60 +rtn +k2v2_g128 +2\.25 +2 +0\.0 ")
+        said = self.eval(*self.SHORT, "--by-position").output
+        self.assertRegex(said, r"(?m)^task +method +format +mode +0-100 +100-200 .* 500-600$")
+        self.assertRegex(said, r"(?m)^chain-60 +kvarn +k2v2_g128 +prefill ")
+        self.assertEqual(self.eval(*self.SHORT, "--markdown").output.splitlines()[1].count("|"), 14)
+
+    def test_bad_input_is_one_clear_line(self):
+        broken = self.path("broken.json")
+        with open(broken, "w", encoding="utf-8") as file:
+            file.write('{"config": {"vocab": 64, "dim": 7}}')
+        for arguments, code, words in (
+                (["--tasks", "chain-6"], 2, ["'chain-6'", "chain-60", "retrieval-200"]),
+                (["--methods", "kivvi"], 2, ["'kivvi'", "kivi-g32"]),
+                (["--formats", "k9v2_g128"], 2, ["k9v2_g128"]),
+                (["--mode", "both"], 2, ["both"]),
+                (["--json", "--markdown"], 2, ["exclude"]),
+                (["--methods", "kitty", "--formats", "k4v2_g128"], 1, ["2-bit keys"]),
+                (["--model", self.path("none.json")], 1, [self.path("none.json")]),
+                (["--model", broken], 1, [broken, "config.dim", "7", "multiple of 16"])):
+            with self.subTest(arguments=arguments):
+                said = self.eval(*arguments, code=code)
+                self.assertEqual(said.output, "")
+                for word in words:
+                    self.assertIn(word, said.error)
+
+    def test_the_documentation_has_every_method_with_its_bits(self):
+        """The numbers of docs/quality.md take minutes; which rows there are, and at how many bits, does not."""
+        with open(os.path.join(support.SOURCE_DIR, "docs", "quality.md"), encoding="utf-8") as file:
+            text = file.read()
+        documented = re.search(r"<!-- table: decode -->\n(.*?)\n<!-- end -->", text, re.DOTALL).group(1).splitlines()
+        if not documented[0].startswith("|"):
+            self.skipTest("the table is not written yet")
+        printed = self.eval("--tasks", "retrieval-60", "--answers", "1", "--mode", "decode", "--markdown").output.splitlines()
+
+        def rows(lines):
+            return [[cell.strip() for cell in line.strip("|").split("|")][1:4] for line in lines[2:]]
+        self.assertEqual(documented[0], printed[0], "run tests/bench/quality_tables.py")
+        self.assertEqual(rows(documented)[:len(printed) - 2], rows(printed), "run tests/bench/quality_tables.py")
+
+    def test_the_report_reads_on_a_phone_and_in_the_dark(self):
+        path = self.path("report.html")
+        rows = self.eval(*self.SHORT, "--html", path, "--json").json()
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        parser = Strict()
+        parser.feed(text)
+        parser.close()
+        self.assertEqual(parser.open, [])
+        self.assertEqual(parser.seen.count("h3"), 3)
+        self.assertEqual(parser.seen.count("polyline"), 4)
+        self.assertEqual(text.count("right where it is wrong in"), 1)
+        self.assertEqual(len(rows), 42)
+        look_at(self, path, "eval_decode")
+
+
+def look_at(case, path, name_of_page):
+    """The report in a browser: wide, dark and on a phone."""
+    program = os.environ.get("KVMILL_CHROMIUM")
+    case.assertTrue(program, "KVMILL_CHROMIUM names no browser")
+    chromium = Chromium(program)
+    case.addCleanup(chromium.stop)
+    out = os.environ.get("KVMILL_SCREENSHOTS") or case.path("")
+    os.makedirs(out, exist_ok=True)
+    colours = set()
+    for name, width, scheme in (("wide", 1200, "light"), ("dark", 1200, "dark"), ("phone", 360, "light")):
+        chromium.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        chromium.open("file://" + path, width, 900, width < 500)
+        chromium.screenshot(os.path.join(out, f"{name_of_page}_{name}.png"))
+        # Nothing wider than the screen, text and ground far apart, every box drawn.
+        case.assertLessEqual(chromium.run("document.documentElement.scrollWidth"), width)
+        ground, ink = (chromium.run(f"getComputedStyle(document.body).{what}") for what in ("backgroundColor", "color"))
+        colours.add(ground)
+        bright = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ground, ink)]
+        case.assertGreater(abs(bright[0] - bright[1]), 450)
+        case.assertEqual(chromium.run("[...document.querySelectorAll('.row rect')].filter(r => !(r.getBoundingClientRect().height "
+                                      "> 5)).length"), 0)
+        case.assertGreaterEqual(chromium.run("Math.min(...[...document.querySelectorAll('.row>span')].filter(s => s.textContent)"
+                                             ".map(s => parseFloat(getComputedStyle(s).fontSize)))"), 12)
+    case.assertEqual(len(colours), 2)
+    case.assertEqual({address for address in chromium.requested() if not address.startswith("file://")}, set())
+    case.assertEqual(chromium.complaints(), [])
 
 
 if __name__ == "__main__":

@@ -28,6 +28,12 @@ TEST(StatisticsTest, QuartilesAndSigns) {
   EXPECT_EQ(test.greater, 1u);
   EXPECT_NEAR(test.p, 14.0 / 64, 1e-12);
   EXPECT_EQ(TestSigns({1}, {1}).p, 1);
+  // Wilson's interval of 27 of 100, and of none and all of 10.
+  EXPECT_NEAR(ShareInterval(27, 100).from, 0.1927, 1e-4);
+  EXPECT_NEAR(ShareInterval(27, 100).to, 0.3643, 1e-4);
+  EXPECT_EQ(ShareInterval(0, 10).from, 0);
+  EXPECT_NEAR(ShareInterval(10, 10).from, 0.7225, 1e-4);
+  EXPECT_EQ(ShareInterval(10, 10).to, 1);
   const std::vector<double> zeros(40, 0), ones(40, 1);
   EXPECT_NEAR(TestSigns(zeros, ones).p, std::pow(2.0, -39), 1e-20);
 }
