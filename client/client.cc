@@ -103,7 +103,7 @@ class ListStream final : public ServerStream<v1::ListReply> {
                  grpc::CompletionQueue* queue) override {
     return channel.cache->PrepareAsyncList(context, request_, queue);
   }
-  absl::Status Take(const v1::ListReply& reply) override {
+  absl::StatusOr<bool> Take(const v1::ListReply& reply) override {
     for (const v1::ListEntry& entry : reply.entries()) {
       ListedBlock block;
       block.namespace_name = entry.namespace_();
@@ -118,7 +118,7 @@ class ListStream final : public ServerStream<v1::ListReply> {
       block.leases = entry.leases();
       blocks_.push_back(std::move(block));
     }
-    return absl::OkStatus();
+    return true;
   }
   void Ended(const absl::Status& status) override {
     if (status.ok()) {

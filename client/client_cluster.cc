@@ -101,7 +101,7 @@ class DrainStream final : public ServerStream<v1::DrainProgress> {
                  grpc::CompletionQueue* queue) override {
     return channel.admin->PrepareAsyncDrainNode(context, request_, queue);
   }
-  absl::Status Take(const v1::DrainProgress& is) override {
+  absl::StatusOr<bool> Take(const v1::DrainProgress& is) override {
     switch (is.phase()) {
       case v1::DRAIN_PHASE_ENDING:
         drain_.phase = NodeDrain::Phase::kEnding;
@@ -115,7 +115,7 @@ class DrainStream final : public ServerStream<v1::DrainProgress> {
     drain_.blocks = is.blocks();
     drain_.blocks_left = is.blocks_left();
     if (progress_ != nullptr) progress_(drain_);
-    return absl::OkStatus();
+    return true;
   }
   void Ended(const absl::Status& status) override {
     if (status.ok()) {

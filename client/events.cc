@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "client/connection.h"
 #include "client/convert.h"
+#include "client/server_stream.h"
 #include "kvmill/v1/events.grpc.pb.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
@@ -44,92 +45,46 @@ absl::Status Malformed(absl::string_view what) {
   return absl::InternalError(absl::StrCat("malformed reply to Watch: ", what));
 }
 
-// One call. Made with new; deletes itself after `ended`. Reads on when `took` says so, or Resume is
-// called.
-class WatchStream {
+// One call.
+class WatchStream final : public ServerStream<v1::WatchReply> {
  public:
   using Took = std::function<absl::StatusOr<bool>(const v1::WatchReply&)>;
-  using Ended = std::function<void(const absl::Status&)>;
+  using Done = std::function<void(const absl::Status&)>;
 
-  WatchStream(Connection& connection, v1::WatchRequest request, Took took, Ended ended)
-      : connection_(connection),
+  WatchStream(Connection& connection, v1::WatchRequest request, Took took, Done done)
+      : ServerStream(connection),
         request_(std::move(request)),
         took_(std::move(took)),
-        ended_(std::move(ended)) {}
+        done_(std::move(done)) {}
 
-  void Start() {
-    connection_.Admit(&context_, std::chrono::system_clock::now() + kCallTime,
-                      [this](const Connection::Admission& admission) {
-                        if (!admission.status.ok()) {
-                          ended_(admission.status);
-                          delete this;
-                          return;
-                        }
-                        pass_ = admission.pass;
-                        channel_ = connection_.channel();
-                        stub_ = v1::Events::NewStub(channel_->channel);
-                        reader_ =
-                            stub_->PrepareAsyncWatch(&context_, request_, connection_.queue());
-                        reader_->StartCall(&start_done_);
-                      });
-  }
-  void TryCancel() { context_.TryCancel(); }
-  // After `took` said no, once.
-  void Resume() { reader_->Read(&reply_, &read_done_); }
+  void Start() { ServerStream::Start(std::chrono::system_clock::now() + kCallTime); }
+  using ServerStream::Resume;
+  using ServerStream::TryCancel;
 
  private:
-  void OnStart(bool ok) {
-    if (ok) {
-      reader_->Read(&reply_, &read_done_);
-    } else {
-      reader_->Finish(&grpc_status_, &finish_done_);
-    }
+  Reader Prepare(Channel& channel, grpc::ClientContext* context,
+                 grpc::CompletionQueue* queue) override {
+    stub_ = v1::Events::NewStub(channel.channel);
+    return stub_->PrepareAsyncWatch(context, request_, queue);
   }
-  void OnRead(bool ok) {
-    if (ok) {
-      const absl::StatusOr<bool> more = took_(reply_);
-      if (more.ok()) {
-        if (*more) reader_->Read(&reply_, &read_done_);
-        return;  // If not, who resumes may have done so, and this be gone.
-      }
-      failed_ = more.status();
-      context_.TryCancel();
-    }
-    reader_->Finish(&grpc_status_, &finish_done_);
+  absl::StatusOr<bool> Take(const v1::WatchReply& reply) override {
+    absl::StatusOr<bool> more = took_(reply);
+    if (!more.ok()) is_ours_ = true;
+    return more;
   }
-  void OnFinish(bool) {
-    connection_.NoteBootId(context_);
-    if (grpc_status_.error_code() == grpc::StatusCode::UNAUTHENTICATED &&
-        connection_.PassRefused(pass_)) {
-      // Of the daemon's last incarnation; the next call has one of this.
-      failed_ = absl::UnavailableError(grpc_status_.error_message());
-    } else if (grpc_status_.error_code() == grpc::StatusCode::INTERNAL && failed_.ok()) {
-      // Of gRPC, for a stream that broke (RST_STREAM), or of the daemon: neither is for ever.
-      failed_ = absl::UnavailableError(grpc_status_.error_message());
-    }
-    reader_.reset();
+  void Ended(const absl::Status& status) override {
     stub_.reset();
-    channel_.reset();
-    ended_(failed_.ok() ? connection_.StatusOf(grpc_status_) : failed_);
-    connection_.End(&context_);
-    delete this;
+    // INTERNAL is of gRPC, for a stream that broke (RST_STREAM), or of the daemon: neither is for
+    // ever.
+    const bool again = pass_refused() || (absl::IsInternal(status) && !is_ours_);
+    done_(again ? absl::UnavailableError(status.message()) : status);
   }
 
-  Connection& connection_;
   const v1::WatchRequest request_;
   const Took took_;
-  const Ended ended_;
-  std::uint64_t pass_ = 0;
-  grpc::ClientContext context_;
-  ChannelPtr channel_;
+  const Done done_;
   std::unique_ptr<v1::Events::Stub> stub_;
-  std::unique_ptr<grpc::ClientAsyncReader<v1::WatchReply>> reader_;
-  MemberCompletion<WatchStream> start_done_{this, &WatchStream::OnStart};
-  MemberCompletion<WatchStream> read_done_{this, &WatchStream::OnRead};
-  MemberCompletion<WatchStream> finish_done_{this, &WatchStream::OnFinish};
-  v1::WatchReply reply_;
-  absl::Status failed_;
-  grpc::Status grpc_status_;
+  bool is_ours_ = false;  // What it ended with.
 };
 
 }  // namespace

@@ -47,7 +47,7 @@ RedeemStream::Reader RedeemStream::Prepare(Channel& channel, grpc::ClientContext
   return stub_->PrepareAsyncRedeem(context, request_, queue);
 }
 
-absl::Status RedeemStream::Take(const v1::TicketUpdate& update) {
+absl::StatusOr<bool> RedeemStream::Take(const v1::TicketUpdate& update) {
   const bool first = result_.blocks.empty();
   std::vector<std::uint32_t> changed;
   for (const v1::RedeemedBlock& news : update.blocks()) {
@@ -89,7 +89,7 @@ absl::Status RedeemStream::Take(const v1::TicketUpdate& update) {
     changed.push_back(news.block());
   }
   if (update_ != nullptr && !changed.empty()) update_(result_.blocks, changed);
-  return absl::OkStatus();
+  return true;
 }
 
 void RedeemStream::Ended(const absl::Status& status) {

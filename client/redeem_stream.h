@@ -41,7 +41,7 @@ class RedeemStream final : public ServerStream<v1::TicketUpdate> {
   friend class Redeeming;
   Reader Prepare(Channel& channel, grpc::ClientContext* context,
                  grpc::CompletionQueue* queue) override;
-  absl::Status Take(const v1::TicketUpdate& update) override;
+  absl::StatusOr<bool> Take(const v1::TicketUpdate& update) override;
   void Ended(const absl::Status& status) override;
 
   const v1::RedeemTicketRequest request_;

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/connection.h"
 
 namespace kvmill {
@@ -40,12 +41,17 @@ class ServerStream {
   // Of a stub of the channel.
   virtual Reader Prepare(Channel& channel, grpc::ClientContext* context,
                          grpc::CompletionQueue* queue) = 0;
-  // Not OK: no more is read, the call is cancelled, and this is what it ended with.
-  virtual absl::Status Take(const Reply& reply) = 0;
+  // True: the next one is read; false: not before Resume, which may be called before this returns.
+  // An error: no more is read, the call is cancelled, and this is what it ended with.
+  virtual absl::StatusOr<bool> Take(const Reply& reply) = 0;
   virtual void Ended(const absl::Status& status) = 0;
 
   // From any thread, not after Ended began.
   void TryCancel() { context_.TryCancel(); }
+  // Once for each time that Take said no, from any thread. Ended does not come before.
+  void Resume() { reader_->Read(&reply_, &read_done_); }
+  // In Ended: the daemon did not know the pass, of its last incarnation; the next call has another.
+  bool pass_refused() const { return pass_refused_; }
 
  private:
   void OnStart(bool ok) {
@@ -57,17 +63,22 @@ class ServerStream {
   }
 
   void OnRead(bool ok) {
-    if (ok) failed_ = Take(reply_);
-    if (ok && failed_.ok()) return reader_->Read(&reply_, &read_done_);
-    if (!failed_.ok()) context_.TryCancel();
+    if (ok) {
+      const absl::StatusOr<bool> more = Take(reply_);
+      if (more.ok()) {
+        if (*more) reader_->Read(&reply_, &read_done_);
+        return;  // If not, who resumes may have done so, and this be gone.
+      }
+      failed_ = more.status();
+      context_.TryCancel();
+    }
     reader_->Finish(&grpc_status_, &finish_done_);
   }
 
   void OnFinish(bool) {
     connection_.NoteBootId(context_);
-    if (grpc_status_.error_code() == grpc::StatusCode::UNAUTHENTICATED) {
-      connection_.PassRefused(pass_);
-    }
+    pass_refused_ = grpc_status_.error_code() == grpc::StatusCode::UNAUTHENTICATED &&
+                    connection_.PassRefused(pass_);
     reader_.reset();
     channel_.reset();
     Ended(failed_.ok() ? connection_.StatusOf(grpc_status_, context_) : failed_);
@@ -77,6 +88,7 @@ class ServerStream {
 
   Connection& connection_;
   std::uint64_t pass_ = 0;
+  bool pass_refused_ = false;
   grpc::ClientContext context_;
   ChannelPtr channel_;
   Reader reader_;

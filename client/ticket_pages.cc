@@ -121,7 +121,7 @@ class TicketReadStream final : public ServerStream<v1::TicketPages> {
     return channel.peer->PrepareAsyncReadTicket(context, request_, queue);
   }
 
-  absl::Status Take(const v1::TicketPages& pages) override {
+  absl::StatusOr<bool> Take(const v1::TicketPages& pages) override {
     if (places_.spans().empty()) KVMILL_RETURN_IF_ERROR(places_.Place(pages));
     absl::string_view bytes = pages.bytes();
     while (!bytes.empty()) {
@@ -136,7 +136,7 @@ class TicketReadStream final : public ServerStream<v1::TicketPages> {
         offset_ = 0;
       }
     }
-    return absl::OkStatus();
+    return true;
   }
 
   void Ended(const absl::Status& status) override {

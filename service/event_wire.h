@@ -21,7 +21,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "service/event_journal.h"
+#include "service/event_log.h"
 #include "storage/core/block_key.h"
 #include "storage/core/tier.h"
 

@@ -4,105 +4,32 @@
 #include <utility>
 
 namespace kvmill {
-namespace {
-
-constexpr std::size_t kLookAtOnce = 256;
-
-}  // namespace
 
 void HeldRuns::Start(const TieredStore& store, Listener listener) {
   store_ = &store;
   listener_ = std::move(listener);
-  thread_ = std::thread([this] { Work(); });
+  follower_.PushWalk();
+  follower_.Start(store);
 }
 
-void HeldRuns::Stop() {
-  {
-    MutexLock lock(queue_mu_);
-    stopping_ = true;
-  }
-  work_.NotifyAll();
-  settled_.NotifyAll();
-  if (thread_.joinable()) thread_.join();
+void HeldRuns::Stop() { follower_.Stop(); }
+
+void HeldRuns::BeginWalk() {
+  swept_ = 0;
+  MutexLock lock(table_mu_);
+  table_.BeginSweep();
 }
 
-void HeldRuns::Changed(const BlockId& id) {
-  {
-    MutexLock lock(queue_mu_);
-    if (queue_.size() >= options_.queue_max) {
-      ++dropped_;
-      overflowed_ = true;  // There is work already.
-      return;
-    }
-    queue_.push_back(id);
-    if (queue_.size() > 1) return;
-  }
-  work_.NotifyOne();
-}
-
-bool HeldRuns::WaitForWork() {
-  MutexLock lock(queue_mu_);
-  rounds_done_ = rounds_begun_;
-  settled_.NotifyAll();
-  while (!stopping_ && !overflowed_ && queue_.empty()) {
-    idle_ = true;
-    settled_.NotifyAll();
-    work_.Wait(queue_mu_);
-  }
-  idle_ = false;
-  const auto until = std::chrono::steady_clock::now() + options_.gather;
-  for (auto left = options_.gather; !stopping_ && left.count() > 0;) {
-    work_.WaitFor(queue_mu_, left);
-    left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
-  }
-  ++rounds_begun_;
-  return !stopping_;
-}
-
-bool HeldRuns::stopping() const {
-  MutexLock lock(queue_mu_);
-  return stopping_;
-}
-
-void HeldRuns::Work() {
-  while (WaitForWork()) {
-    bool walk = false;
-    {
-      MutexLock lock(queue_mu_);
-      walk = std::exchange(overflowed_, false);
-      walks_ += walk;
-    }
-    if (walk) WalkStore();
-    Drain();
-  }
-}
-
-void HeldRuns::WalkStore() {
+bool HeldRuns::SweepSome() {
+  bool more = false;
+  std::vector<HeldTable::Block> missed;
   {
     MutexLock lock(table_mu_);
-    table_.BeginSweep();
+    more = table_.SweepSome(&swept_, &missed);
   }
-  TieredStore::WalkCursor cursor;
-  // What a step finds is entered before anything that happened later is looked at.
-  while (store_->Walk(&cursor, [this](const BlockId& id, const TieredStore::HeldBlock& block) {
-    Enter(id, block);
-  })) {
-    Tell();
-    Drain();
-    if (stopping()) return;
-  }
-  std::size_t at = 0;
-  for (bool more = true; more;) {
-    std::vector<HeldTable::Block> missed;
-    {
-      MutexLock lock(table_mu_);
-      more = table_.SweepSome(&at, &missed);
-    }
-    DropMissed(missed);
-    Tell();
-    Drain();
-    if (stopping()) return;
-  }
+  DropMissed(missed);
+  Tell();
+  return more;
 }
 
 // Blocks that came while the store was walked may have been missed: they are looked at, by the
@@ -120,25 +47,15 @@ void HeldRuns::DropMissed(const std::vector<HeldTable::Block>& missed) {
       table_.Erase(block.key_hash);
     }
   }
-  Look(there);
-}
-
-void HeldRuns::Drain() {
-  for (;;) {
-    taken_.clear();
-    {
-      MutexLock lock(queue_mu_);
-      taken_.swap(queue_);
-    }
-    if (taken_.empty()) return;
-    for (std::size_t i = 0; i < taken_.size(); i += kLookAtOnce) {
-      Look(absl::MakeConstSpan(taken_).subspan(i, kLookAtOnce));
-      Tell();
-    }
-  }
+  LookAt(there);
 }
 
 void HeldRuns::Look(absl::Span<const BlockId> ids) {
+  LookAt(ids);
+  Tell();
+}
+
+void HeldRuns::LookAt(absl::Span<const BlockId> ids) {
   std::vector<BlockKey> keys;
   for (std::size_t begin = 0; begin < ids.size();) {
     const NamespaceId space = ids[begin].namespace_id;
@@ -252,37 +169,16 @@ void HeldRuns::SortHottestFirst(std::vector<Announcement>* runs) const {
 }
 
 HeldRuns::Stats HeldRuns::stats() const {
+  const StoreFollower<BlockId>::Stats follower = follower_.stats();
   Stats stats;
-  {
-    MutexLock lock(queue_mu_);
-    stats.walks = walks_;
-    stats.dropped = dropped_;
-  }
+  stats.walks = follower.walks;
+  stats.dropped = follower.dropped;
   MutexLock lock(table_mu_);
   stats.blocks = table_.blocks();
   stats.waiting = table_.waiting();
   stats.runs = table_.runs();
   stats.bytes = table_.bytes();
   return stats;
-}
-
-bool HeldRuns::Settled() const { return stopping_ || (idle_ && queue_.empty() && !overflowed_); }
-
-void HeldRuns::WaitSettled() const {
-  MutexLock lock(queue_mu_);
-  while (!Settled()) settled_.Wait(queue_mu_);
-}
-
-bool HeldRuns::CatchUp(std::chrono::nanoseconds limit) const {
-  const auto until = std::chrono::steady_clock::now() + limit;
-  MutexLock lock(queue_mu_);
-  const std::uint64_t round = rounds_begun_ + 1;  // One that takes all that waits now.
-  while (!Settled() && rounds_done_ < round) {
-    const auto left = until - std::chrono::steady_clock::now();
-    if (left <= std::chrono::nanoseconds(0)) return false;
-    settled_.WaitFor(queue_mu_, left);
-  }
-  return true;
 }
 
 }  // namespace kvmill

@@ -1,12 +1,10 @@
 // What this node holds, by run, as its store has it: kept up to date in the background.
 //
-// The store tells of blocks that come and go (StoreObserver); the ids wait in a bounded queue for a
-// thread of this object, which gathers them for a moment, looks in the store what became of them,
-// enters it into a HeldTable and tells the listener which counts are others now. So what this says
-// is some ten milliseconds old: who acts on it must be able to live with a miss.
-//
-// When the queue is full ids are dropped, and the store is walked once more, as at the start: all
-// its blocks are looked at, and what the table has beyond them is dropped, while old counts stay.
+// The store tells of blocks that come and go (StoreObserver); the thread of a StoreFollower looks
+// what became of them, enters it into a HeldTable and tells the listener which counts are others
+// now. So what this says is some ten milliseconds old: who acts on it must be able to live with a
+// miss. While the store is walked, at the start and when too much happened at once, old counts
+// stay.
 //
 // A block is held when all layer groups of its namespace are, in whatever tier. Only namespaces of
 // one tenant count: others' blocks are nobody's business in the cluster.
@@ -21,20 +19,20 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
 #include "service/cluster/held_table.h"
 #include "service/cluster/peers.h"
+#include "service/store_follower.h"
 #include "storage/core/mutex.h"
 #include "storage/store_observer.h"
 #include "storage/tiered_store.h"
 
 namespace kvmill {
 
-class HeldRuns : public StoreObserver {
+class HeldRuns final : public StoreObserver, private StoreAccount<BlockId> {
  public:
   struct Options {
     std::string tenant;
@@ -46,7 +44,9 @@ class HeldRuns : public StoreObserver {
   // object's thread, with no lock held. The first calls tell of everything that there is.
   using Listener = std::function<void(absl::Span<const Announcement>)>;
 
-  explicit HeldRuns(Options options) : options_(std::move(options)) {}
+  explicit HeldRuns(Options options)
+      : options_(std::move(options)),
+        follower_({.queue_max = options_.queue_max, .gather = options_.gather}, *this) {}
   ~HeldRuns() override { Stop(); }
 
   // Begins with a walk of the store, of which this is the observer (or nothing is noticed later).
@@ -56,7 +56,7 @@ class HeldRuns : public StoreObserver {
   void Stop();
 
   // Only puts the id into the queue: a short lock, which nobody holds while working.
-  void Changed(const BlockId& id) override;
+  void Changed(const BlockId& id) override { follower_.Push(id); }
 
   // How many of the first blocks of the anchor's run are here (see HeldTable); 0: none.
   std::uint8_t CountOf(std::uint64_t anchor_hash) const;
@@ -98,8 +98,8 @@ class HeldRuns : public StoreObserver {
   // Returns when everything that was told of before is entered, and the listener has heard of it.
   // Between Start and Stop. CatchUp does not wait for what comes meanwhile, and is false when it
   // was not within `limit`, as while a large store is walked.
-  void WaitSettled() const;
-  bool CatchUp(std::chrono::nanoseconds limit) const;
+  void WaitSettled() const { follower_.WaitSettled(); }
+  bool CatchUp(std::chrono::nanoseconds limit) const { return follower_.CatchUp(limit); }
 
  private:
   struct Space {
@@ -107,43 +107,30 @@ class HeldRuns : public StoreObserver {
     Fingerprint fingerprint{};
   };
 
-  void Work();
-  // Waits until there is something to do, and a little longer. False: Stop was called.
-  bool WaitForWork();
-  void WalkStore();
+  void Look(absl::Span<const BlockId> ids) override;
+  void BeginWalk() override;
+  void Found(const BlockId& id, const TieredStore::HeldBlock& block) override { Enter(id, block); }
+  void EndStep() override { Tell(); }
+  bool SweepSome() override;
+
+  void LookAt(absl::Span<const BlockId> ids);
   void DropMissed(const std::vector<HeldTable::Block>& missed);
-  void Drain();
-  void Look(absl::Span<const BlockId> ids);
   void Enter(const BlockId& id, const TieredStore::HeldBlock& block);
   void Tell();
   const Space& SpaceOf(NamespaceId id);
-  bool stopping() const;
-  bool Settled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_mu_);
 
   const Options options_;
   const TieredStore* store_ = nullptr;
   Listener listener_;
-  std::thread thread_;
-
-  mutable Mutex queue_mu_;
-  CondVar work_;
-  mutable CondVar settled_;
-  std::vector<BlockId> queue_ ABSL_GUARDED_BY(queue_mu_);
-  bool overflowed_ ABSL_GUARDED_BY(queue_mu_) = true;  // The first walk is due.
-  bool stopping_ ABSL_GUARDED_BY(queue_mu_) = false;
-  bool idle_ ABSL_GUARDED_BY(queue_mu_) = false;
-  // Of what waits in the queue, and what is due by then: taken, and entered.
-  std::uint64_t rounds_begun_ ABSL_GUARDED_BY(queue_mu_) = 0;
-  std::uint64_t rounds_done_ ABSL_GUARDED_BY(queue_mu_) = 0;
-  std::uint64_t walks_ ABSL_GUARDED_BY(queue_mu_) = 0;
-  std::uint64_t dropped_ ABSL_GUARDED_BY(queue_mu_) = 0;
 
   mutable Mutex table_mu_;
   HeldTable table_ ABSL_GUARDED_BY(table_mu_);
 
   // Of the thread.
-  std::vector<BlockId> taken_;
+  std::size_t swept_ = 0;  // Where the sweep of this walk is.
   absl::flat_hash_map<NamespaceId, Space> spaces_;
+
+  StoreFollower<BlockId> follower_;
 };
 
 }  // namespace kvmill
