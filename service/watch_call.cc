@@ -59,16 +59,20 @@ WatchCall* WatchCall::Start(const ServiceContext& context, grpc::CallbackServerC
 }
 
 void WatchCall::Woken() {
-  MutexLock lock(mu_);
-  if (writing_ && !finished_ && journal_.Ended(*reader_)) {
-    call_.TryCancel();
-    return;
+  {
+    MutexLock lock(mu_);
+    if (!writing_ || finished_ || cancelling_ || !journal_.Ended(*reader_)) return Advance();
+    cancelling_ = true;
   }
+  // Without the lock: what gRPC does meanwhile, and on which thread, is its own business.
+  call_.TryCancel();
+  MutexLock lock(mu_);
+  cancelling_ = false;
   Advance();
 }
 
 void WatchCall::Advance() {
-  if (writing_ || finished_) return;
+  if (writing_ || finished_ || cancelling_) return;
   if (end_.has_value()) {
     finished_ = true;
     Finish(StatusToGrpc(*end_));

@@ -52,6 +52,7 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::WatchReply>,
   bool greeted_ ABSL_GUARDED_BY(mu_) = false;
   v1::WatchReply message_ ABSL_GUARDED_BY(mu_);  // Being written.
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool cancelling_ ABSL_GUARDED_BY(mu_) = false;  // Until that is done the call does not finish.
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
 };

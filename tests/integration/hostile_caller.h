@@ -43,6 +43,11 @@ inline bool IsAdmin(const MethodDescriptor& method) { return method.service()->n
 
 inline bool IsPeer(const MethodDescriptor& method) { return method.service()->name() == "Peer"; }
 
+// What ends when its caller gives it up.
+inline bool IsEndless(const MethodDescriptor& method) {
+  return method.full_name() == "kvmill.v1.Events.Watch";
+}
+
 inline std::string PathOf(const MethodDescriptor& method) {
   return absl::StrCat("/", method.service()->full_name(), "/", method.name());
 }
@@ -115,6 +120,7 @@ class Caller {
     RawCallOptions options;
     options.cut_after = cut_after;
     if (is_local()) options.token_hex = pass_->token_hex();
+    if (IsEndless(method)) options.timeout = std::chrono::milliseconds(100);
     return CallRaw(channel_, PathOf(method), messages, options);
   }
 
