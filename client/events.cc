@@ -114,8 +114,16 @@ class EventStream::State : public std::enable_shared_from_this<EventStream::Stat
       }
       stream = new WatchStream(
           connection_, std::move(request),
-          [self = shared_from_this()](const v1::WatchReply& reply) { return self->Take(reply); },
-          [self = shared_from_this()](const absl::Status& status) { self->Ended(status); });
+          [self = shared_from_this()](const v1::WatchReply& reply) {
+            const auto state = self;  // Who is woken may read on, to the end of the call.
+            absl::StatusOr<bool> more = state->Take(reply);
+            state->Wake();
+            return more;
+          },
+          [self = shared_from_this()](const absl::Status& status) {
+            self->Ended(status);
+            self->Wake();
+          });
       stream_ = stream;
     }
     stream->Start();
@@ -138,6 +146,7 @@ class EventStream::State : public std::enable_shared_from_this<EventStream::Stat
     while (batches_.empty() && !end_.has_value()) {
       const absl::Duration left = deadline - absl::Now();
       if (left <= absl::ZeroDuration()) {
+        waiting_ = true;
         return absl::DeadlineExceededError(
             absl::StrCat("no events within ", absl::FormatDuration(timeout)));
       }
@@ -160,6 +169,15 @@ class EventStream::State : public std::enable_shared_from_this<EventStream::Stat
   }
 
  private:
+  void Wake() {
+    {
+      MutexLock lock(mu_);
+      if (options_.wake == nullptr || closed_ || (batches_.empty() && !end_.has_value())) return;
+      if (!std::exchange(waiting_, false)) return;
+    }
+    options_.wake();
+  }
+
   absl::StatusOr<bool> Take(const v1::WatchReply& reply) {
     MutexLock lock(mu_);
     if (closed_) return absl::CancelledError("nobody reads events any more");
@@ -261,6 +279,7 @@ class EventStream::State : public std::enable_shared_from_this<EventStream::Stat
   mutable Mutex mu_;
   CondVar changed_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool waiting_ ABSL_GUARDED_BY(mu_) = false;  // For a wake.
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
   absl::Status trouble_ ABSL_GUARDED_BY(mu_);
   std::chrono::milliseconds retry_ ABSL_GUARDED_BY(mu_) = kRetryFirst;

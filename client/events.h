@@ -15,6 +15,7 @@
 #define KVMILL_CLIENT_EVENTS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -81,6 +82,9 @@ class EventStream {
     // After this one; none: with a snapshot, or with what happens from now on.
     std::optional<EventPosition> after;
     bool snapshot = true;  // Without `after`.
+    // Called when there may be something after Next said that there is nothing: once, from a thread
+    // of the stream, without a lock held; it may call Next. Not after the destructor.
+    std::function<void()> wake;
   };
 
   // `daemon`: where it is and who this is, as for a client. INVALID_ARGUMENT as Client::Create;

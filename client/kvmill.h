@@ -15,8 +15,9 @@
  * lives.
  *
  * Beside this header: client/kvmill_map.h (blocks attended to in place), client/kvmill_engine.h
- * (the engine's own memory, stores from it without a copy, what the daemon says unasked) and
- * client/kvmill_ticket.h (from prefill to decode).
+ * (the engine's own memory, stores from it without a copy, what the daemon says unasked),
+ * client/kvmill_ticket.h (from prefill to decode) and client/kvmill_events.h (which blocks come and
+ * go, for routers).
  *
  * Structs. Each begins with its own size, as the caller was compiled: set it with KVMILL_INIT. Zero
  * in any other field is its default. New versions add fields at the end. An older caller's missing
@@ -59,7 +60,7 @@ extern "C" {
 
 /* The same major number: compatible both ways. A larger minor number: more functions and fields. */
 #define KVMILL_ABI_MAJOR 2
-#define KVMILL_ABI_MINOR 3
+#define KVMILL_ABI_MINOR 4
 
 /* Zeroes a struct and sets its size: kvmill_client_options options; KVMILL_INIT(&options); */
 #define KVMILL_INIT(pointer) \
@@ -126,7 +127,9 @@ enum {
   KVMILL_CREATE_TICKET = 19, /* client/kvmill_ticket.h */
   KVMILL_REVOKE_TICKET = 20,
   KVMILL_REDEEM_TICKET = 21,
-  KVMILL_REDEEM_UPDATE = 22 /* Before a KVMILL_REDEEM_TICKET, with its tag, when asked for. */
+  KVMILL_REDEEM_UPDATE = 22, /* Before a KVMILL_REDEEM_TICKET, with its tag, when asked for. */
+  KVMILL_WATCH = 23,         /* client/kvmill_events.h: the watch has ended. */
+  KVMILL_WATCH_BATCH = 24    /* Before it, with its tag. */
 };
 
 typedef struct kvmill_event {
@@ -204,6 +207,12 @@ typedef struct kvmill_call_options {
   /* Since 2.2. Of lookup, fetch and map, on a daemon of a cluster: where it looks for blocks that
    * it does not have itself. Null: wherever the keys say. */
   const struct kvmill_elsewhere* elsewhere;
+  /* Since 2.4. What the call is known by: the daemon's log lines about it have them, and the nodes
+   * that it asks get them, too. Null: none; the daemon then makes an id. What is not valid is left
+   * out: no call fails for it. */
+  const char* request_id;  /* 1 to 64 letters, digits, and . _ - : / + = @ */
+  const char* traceparent; /* W3C trace context: "00-TRACE_ID-SPAN_ID-FLAGS", lower-case hex. */
+  const char* tracestate;  /* Only with a traceparent. */
 } kvmill_call_options;
 
 /* Checks the options; connects in the background, when first needed and again after a break. */

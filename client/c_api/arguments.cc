@@ -192,6 +192,24 @@ absl::StatusOr<NamespaceSpec> SpecOf(const kvmill_namespace_spec* in) {
   return spec;
 }
 
+RequestPtr RequestOf(const kvmill_call_options& call) {
+  constexpr std::size_t kTextBytes = 4096;  // Cut there it is still too long.
+  const auto text = [](const char* given) {
+    return given == nullptr ? std::string() : std::string(given, strnlen(given, kTextBytes));
+  };
+  RequestContext context =
+      RightPartsOf({text(call.request_id), text(call.traceparent), text(call.tracestate)});
+  if (context.empty()) return nullptr;
+  return std::make_shared<const RequestContext>(std::move(context));
+}
+
+absl::Status ReadClientOptions(absl::string_view name, const kvmill_client_options* in,
+                               kvmill_client_options* out) {
+  constexpr std::size_t kLeast = offsetof(kvmill_client_options, address) + sizeof(out->address);
+  KVMILL_RETURN_IF_ERROR(ReadStruct(name, in, kLeast, out));
+  return out->address == nullptr ? Null(absl::StrCat(name, ".address")) : absl::OkStatus();
+}
+
 absl::StatusOr<Client::Options> ClientOptionsOf(const kvmill_client_options& from) {
   Client::Options to;
   to.address = from.address;

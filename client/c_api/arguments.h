@@ -13,6 +13,7 @@
 #include "client/client.h"
 #include "client/kvmill.h"
 #include "client/kvmill_engine.h"
+#include "client/request_context.h"
 
 namespace kvmill::c_api {
 
@@ -26,6 +27,12 @@ absl::StatusOr<std::vector<TailCandidate>> TailsOf(const kvmill_tail* tails, std
 absl::StatusOr<NamespaceSpec> SpecOf(const kvmill_namespace_spec* in);
 absl::StatusOr<EngineGeometry> GeometryOf(const kvmill_engine_geometry* in);  // geometry.cc
 
+// What the call is known by; null: it says nothing. What is not valid is left out.
+RequestPtr RequestOf(const kvmill_call_options& call);
+
+// With an address.
+absl::Status ReadClientOptions(absl::string_view name, const kvmill_client_options* in,
+                               kvmill_client_options* out);
 // Where session events go included.
 absl::StatusOr<Client::Options> ClientOptionsOf(const kvmill_client_options& from);
 

@@ -66,9 +66,7 @@ kvmill_code kvmill_client_create(const kvmill_client_options* options, kvmill_cl
     if (client == nullptr) return Null("client");
     *client = nullptr;
     kvmill_client_options from;
-    constexpr std::size_t kLeast = offsetof(kvmill_client_options, address) + sizeof(from.address);
-    KVMILL_RETURN_IF_ERROR(ReadStruct("options", options, kLeast, &from));
-    if (from.address == nullptr) return Null("options.address");
+    KVMILL_RETURN_IF_ERROR(ReadClientOptions("options", options, &from));
     KVMILL_ASSIGN_OR_RETURN(Client::Options to, ClientOptionsOf(from));
     auto made = std::make_unique<kvmill_client>();
     KVMILL_ASSIGN_OR_RETURN(made->device, DeviceOf(from.device));

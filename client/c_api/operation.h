@@ -44,6 +44,7 @@ class Operation {
     Operation operation;
     KVMILL_ASSIGN_OR_RETURN(operation.call_.timeout, TimeoutOf(options.timeout_ms));
     KVMILL_ASSIGN_OR_RETURN(operation.call_.elsewhere, ElsewhereOf(options.elsewhere));
+    operation.request_ = RequestOf(options);
     operation.result_ = std::make_unique<kvmill_result>();
     operation.result_->operation = kind;
     operation.result_->tag = tag;
@@ -67,6 +68,7 @@ class Operation {
   absl::Status Start(StartFn start) noexcept {
     kvmill_result* const result = result_.release();
     result->queue->Begin();
+    const RequestScope scope(std::move(request_));
     start(call_, [result](absl::StatusOr<T> value) {
       if (value.ok()) {
         result->value = *std::move(value);
@@ -83,6 +85,7 @@ class Operation {
   absl::Status StartBoth(StartFn start) noexcept {
     kvmill_result* const result = result_.release();
     result->queue->Begin();
+    const RequestScope scope(std::move(request_));
     start(call_, [result](T value) {
       result->status = value.status;
       result->value = std::move(value);
@@ -99,6 +102,7 @@ class Operation {
   }
 
   CallOptions call_;
+  RequestPtr request_;
   std::unique_ptr<kvmill_result> result_;
 };
 

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/c_api/tickets.h"
+#include "client/c_api/watch.h"
 #include "client/client.h"
 #include "client/kvmill.h"
 #include "storage/core/mutex.h"
@@ -98,7 +99,8 @@ struct kvmill_result {
   std::variant<std::monostate, kvmill::ClientNamespace, kvmill::LookupResult, kvmill::StoreResult,
                kvmill::FetchResult, std::uint64_t, kvmill::ServerStat,
                std::shared_ptr<const kvmill::c_api::MappedData>, kvmill::c_api::SessionNotice,
-               std::string, kvmill::RedeemResult, kvmill::c_api::RedeemNews>
+               std::string, kvmill::RedeemResult, kvmill::c_api::RedeemNews,
+               std::unique_ptr<kvmill::c_api::WatchBatch>>
       value;
   std::vector<std::size_t> page_bytes;      // FETCH of pages: [block * layers + layer].
   std::size_t layer_count = 0;              // FETCH.

@@ -3,6 +3,8 @@
 // see.
 #include "client/python/native.h"
 
+#include <pybind11/stl.h>
+
 namespace kvmill::python {
 
 py::tuple Namespace::SpecTuple() const {
@@ -17,6 +19,46 @@ py::tuple Namespace::SpecTuple() const {
   return py::make_tuple(groups, spec_.model, spec_.revision, spec_.adapter_digest, spec_.salt,
                         spec_.hash_scheme, spec_.source_dtype, spec_.block_tokens, spec_.key_bits,
                         spec_.value_bits, spec_.frame, spec_.sink_blocks);
+}
+
+void CheckText(const std::string& text, const char* what) {
+  if (text.find('\0') != std::string::npos) Invalid(std::string(what) + " with a zero character");
+}
+
+void SetIdentity(const std::string& address, const std::vector<std::string>& identity,
+                 kvmill_client_options* options) {
+  CheckText(address, "an address");
+  if (identity.size() != 5) Invalid("an identity that is not of five texts");
+  for (const std::string& text : identity) CheckText(text, "an identity");
+  options->address = address.c_str();
+  options->tls_ca = identity[0].c_str();
+  options->tls_certificate = identity[1].c_str();
+  options->tls_key = identity[2].c_str();
+  options->tls_server_name = identity[3].c_str();
+  options->token = identity[4].c_str();
+}
+
+namespace {
+
+// A contextvars.ContextVar of (id, traceparent, tracestate), or of None. Of the module, as long as
+// the process.
+PyObject* request_variable = nullptr;
+
+}  // namespace
+
+CurrentRequest::CurrentRequest() {
+  PyObject* value = nullptr;
+  if (PyContextVar_Get(request_variable, nullptr, &value) != 0) throw py::error_already_set();
+  if (value == nullptr) return;
+  const auto object = py::reinterpret_steal<py::object>(value);
+  if (!object.is_none()) texts_ = object.cast<std::vector<std::string>>();
+}
+
+void CurrentRequest::AddTo(kvmill_call_options* call) const {
+  if (texts_.size() != 3) return;
+  call->request_id = texts_[0].c_str();
+  call->traceparent = texts_[1].c_str();
+  call->tracestate = texts_[2].c_str();
 }
 
 namespace {
@@ -64,7 +106,11 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("fd", &Queue::fd)
       .def_property_readonly("running", &Queue::running)
       .def("take", &Queue::Take);
+  request_variable = PyContextVar_New("kvmill.request", Py_None);
+  if (request_variable == nullptr) throw py::error_already_set();
+  m.attr("request") = py::reinterpret_borrow<py::object>(request_variable);
   AddEngine(m);
+  AddWatch(m);
   AddMapped(m);
   AddClient(m);
 }

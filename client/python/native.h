@@ -88,6 +88,24 @@ class Queue {
   kvmill_queue* queue_ = nullptr;
 };
 
+// C strings end at a zero character: two texts must not become one. INVALID_ARGUMENT names `what`.
+void CheckText(const std::string& text, const char* what);
+// Where a daemon is and who this is: ca, certificate, key, server name, token, each may be empty.
+// `options` points into both.
+void SetIdentity(const std::string& address, const std::vector<std::string>& identity,
+                 kvmill_client_options* options);
+
+// What the context of this thread or task says of the request that it works for (see the package's
+// `request`), while a call is started.
+class CurrentRequest {
+ public:
+  CurrentRequest();
+  void AddTo(kvmill_call_options* call) const;  // Points into this.
+
+ private:
+  std::vector<std::string> texts_;  // Id, traceparent, tracestate; none: nothing.
+};
+
 // K or V of a block as View (kvmill_kv, kvmill_mutable_kv): an array [tokens, heads, head_dim], or
 // a tuple (array [pages, page_tokens, heads, head_dim], page numbers).
 template <typename View>
@@ -103,6 +121,7 @@ std::shared_ptr<class Mapped> MappedOf(const kvmill_result* result);
 void AddClient(py::module_& m);
 void AddEngine(py::module_& m);
 void AddMapped(py::module_& m);
+void AddWatch(py::module_& m);
 
 }  // namespace kvmill::python
 

@@ -18,13 +18,7 @@ std::uint32_t HeadsOf(const Namespace& ns, std::size_t layer, std::uint32_t head
   return head_count == 0 ? ns.group_of(layer).kv_heads : head_count;
 }
 
-// C strings end at a zero character: two names must not become one.
-void CheckName(const std::string& name) {
-  if (name.find('\0') != std::string::npos) Invalid("a name with a zero character");
-}
-
-// ca, certificate, key, server name, token: each may be empty.
-constexpr std::size_t kIdentityFields = 5;
+void CheckName(const std::string& name) { CheckText(name, "a name"); }
 
 class Client {
  public:
@@ -33,27 +27,17 @@ class Client {
          bool plaintext, const py::object& encode_in, const py::object& encode_threads,
          const std::optional<std::string>& device, const std::vector<std::string>& identity,
          const Queue& session) {
-    if (address.find('\0') != std::string::npos) Invalid("an address with a zero character");
     auto options = Init<kvmill_client_options>();
-    options.address = address.c_str();
+    SetIdentity(address, identity, &options);
     options.timeout_ms = timeout_ms;
     options.path = ToInt<std::uint32_t>(path, "path");
     options.data_plane_plaintext = plaintext ? 1 : 0;
     options.encode_in = ToInt<std::uint32_t>(encode_in, "encode_in");
     options.encode_threads = ToInt<std::uint32_t>(encode_threads, "encode_threads");
     if (device.has_value()) {
-      if (device->find('\0') != std::string::npos) Invalid("a device with a zero character");
+      CheckText(*device, "a device");
       options.device = device->c_str();
     }
-    if (identity.size() != kIdentityFields) Invalid("an identity that is not of five texts");
-    for (const std::string& text : identity) {
-      if (text.find('\0') != std::string::npos) Invalid("an identity with a zero character");
-    }
-    options.tls_ca = identity[0].c_str();
-    options.tls_certificate = identity[1].c_str();
-    options.tls_key = identity[2].c_str();
-    options.tls_server_name = identity[3].c_str();
-    options.token = identity[4].c_str();
     options.session_queue = session.get();
     Need(kvmill_client_create(&options, &client_));
   }
@@ -105,7 +89,7 @@ class Client {
     std::vector<std::string> texts;
     for (std::size_t i = 1; i <= 5; ++i) {
       texts.push_back(spec[i].cast<std::string>());
-      if (texts.back().find('\0') != std::string::npos) Invalid("a text with a zero character");
+      CheckText(texts.back(), "a text");
     }
     CheckName(name);
     auto to = Init<kvmill_namespace_spec>();
@@ -449,6 +433,8 @@ class Client {
                       std::unique_ptr<Pending> pending = std::make_unique<Pending>()) {
     auto call = Init<kvmill_call_options>();
     call.timeout_ms = timeout_ms;
+    const CurrentRequest request;
+    request.AddTo(&call);
     const auto tag = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(pending.get()));
     Need(start(&call, tag));
     static_cast<void>(pending.release());  // Whoever takes the event has it now.

@@ -3,12 +3,18 @@
 #include "client/python/mapped.h"
 #include "client/python/native.h"
 #include "client/python/tickets.h"
+#include "client/python/watch.h"
 
 namespace kvmill::python {
 namespace {
 
 // How often a waiting call looks for signals (Ctrl-C).
 constexpr std::int64_t kSignalMs = 100;
+
+// Others with the same tag follow.
+bool IsOnTheWay(kvmill_operation operation) {
+  return operation == KVMILL_REDEEM_UPDATE || operation == KVMILL_WATCH_BATCH;
+}
 
 std::shared_ptr<Namespace> NamespaceOf(const kvmill_result* result) {
   kvmill_namespace* ns = nullptr;
@@ -109,6 +115,8 @@ py::object ValueOf(kvmill_operation operation, const kvmill_result* result) {
       return TicketBytesOf(result);
     case KVMILL_REDEEM_UPDATE:
       return RedeemUpdateOf(result);
+    case KVMILL_WATCH_BATCH:
+      return WatchBatchOf(result);
     case KVMILL_REVOKE_TICKET:
     case KVMILL_RENEW:
     case KVMILL_UNREGISTER_MEMORY:
@@ -132,7 +140,7 @@ Queue::~Queue() {
   }
   auto event = Init<kvmill_event>();
   while (kvmill_queue_next(queue_, 0, &event) == KVMILL_OK) {
-    if (event.operation != KVMILL_REDEEM_UPDATE) delete reinterpret_cast<Pending*>(event.tag);
+    if (!IsOnTheWay(event.operation)) delete reinterpret_cast<Pending*>(event.tag);
     kvmill_result_free(event.result);
   }
   static_cast<void>(kvmill_queue_destroy(queue_));
@@ -157,7 +165,7 @@ py::object Queue::Take(std::int64_t timeout_ms) {
   const std::unique_ptr<kvmill_result, void (*)(kvmill_result*)> result(event.result,
                                                                         &kvmill_result_free);
   const std::uint64_t tag = event.tag;
-  const bool more = event.operation == KVMILL_REDEEM_UPDATE;
+  const bool more = IsOnTheWay(event.operation);
   if (!more) delete reinterpret_cast<Pending*>(tag);
   if (event.operation == KVMILL_REDEEM_TICKET) {
     // It has a value whatever its code is.

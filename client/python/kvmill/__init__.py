@@ -12,6 +12,7 @@ with the buffer protocol or DLPack; they are read and written in place. AsyncCli
 Client.map gives blocks in the daemon's
 memory, to be read and attended to in place; Client.store_pages stores from the engine's own pages, in a SharedMemory, without a
 copy. Client.create_ticket and redeem_ticket bring a prompt's blocks from the node that prefills to the one that decodes.
+`watch` tells a router which blocks come and go; within `request` calls carry a request's id and trace.
 docs/client.md explains namespaces, keys, tails and misses.
 """
 from typing import Any, Optional, Tuple
@@ -24,19 +25,22 @@ from kvmill._errors import (AbortedError, CallCancelledError, Code, DataLossErro
                             FailedPreconditionError, InvalidArgumentError, NotFoundError, PermissionDeniedError,
                             ResourceExhaustedError, UnauthenticatedError, UnavailableError)
 from kvmill._mapped import DeviceArray, HeadKind, Mapped, MappedBlock, MappedHead
+from kvmill._request import request
 from kvmill._tickets import PromisedBlock, RedeemedBlock, RedeemResult, RedeemUpdate, TicketFate, TicketMiss
 from kvmill._types import (Attention, Block, DataPath, DType, EncodeIn, EngineElement, FetchedBlock, FetchResult, Frame,
                            LayerGroup, LookupResult, MapMemory, Namespace, NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
                            Tail, Tier, TierUsage, Tls)
+from kvmill._watch import BlockEvent, EventBatch, EventKind, EventPosition, Watch, WatchedNamespace, watch
 
 __all__ = [
-    "AbortedError", "AsyncClient", "Attention", "Block", "CallCancelledError", "Client", "Code", "DLPack", "DType",
+    "AbortedError", "AsyncClient", "Attention", "Block", "BlockEvent", "CallCancelledError", "Client", "Code", "DLPack", "DType",
     "DataLossError", "DataPath", "DeadlineExceededError", "DeviceArray", "DeviceHandle", "EncodeIn", "EngineElement", "EngineGeometry", "EngineLayers",
-    "EnginePlace", "EngineRegion", "Error", "FailedPreconditionError", "FetchResult", "FetchedBlock", "Frame", "HeadKind",
+    "EnginePlace", "EngineRegion", "Error", "EventBatch", "EventKind", "EventPosition", "FailedPreconditionError", "FetchResult", "FetchedBlock", "Frame", "HeadKind",
     "InvalidArgumentError", "LayerGroup", "LookupResult", "MapMemory", "Mapped", "MappedBlock", "MappedHead", "Namespace",
     "NamespaceSpec", "NotFoundError", "Outcome", "PageBlock", "Paged", "PermissionDeniedError", "PromisedBlock", "RedeemResult", "RedeemUpdate",
     "RedeemedBlock", "ResourceExhaustedError", "SessionEvent", "SessionEventKind", "SharedMemory", "Stat", "StoreResult",
-    "StoredBlock", "Tail", "TicketFate", "TicketMiss", "Tier", "TierUsage", "Tls", "UnauthenticatedError", "UnavailableError", "tail_key"]
+    "StoredBlock", "Tail", "TicketFate", "TicketMiss", "Tier", "TierUsage", "Tls", "UnauthenticatedError", "UnavailableError", "Watch",
+    "WatchedNamespace", "request", "tail_key", "watch"]
 
 __version__ = _native.version()
 
