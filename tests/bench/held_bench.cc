@@ -1,22 +1,30 @@
 // What it costs the store to tell of its blocks: to HeldRuns, which keeps account of them, and to
-// the journal of events, without and with a reader.
+// the journal of events, unread, with a reader as a call of Watch is one, and with the publisher of
+// --events and a subscriber.
 //
-// Small blocks are copied in (BeginCopy: no encoder in the way) and removed, in stores with and
-// without an observer by turns; times are medians over the rounds.
+// Small blocks are copied in (BeginCopy: no encoder in the way) and removed, in all these ways by
+// turns; lines have medians over the rounds, the least and the most.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
+#include <zmq.hpp>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "service/event_journal.h"
+#include "service/event_publisher.h"
 #include "service/held_runs.h"
 #include "storage/core/check.h"
+#include "storage/core/clock.h"
+#include "storage/core/mutex.h"
 #include "storage/core/page_layout.h"
 #include "storage/tiered_store.h"
 
@@ -84,13 +92,86 @@ double Median(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
-// Until everything is read.
-void ReadAll(EventJournal& journal, EventJournal::Reader& reader, std::size_t* events) {
-  EventJournal::Part part;
-  while (*journal.Next(reader, &part)) *events += part.events.size();
-}
+// A thread that reads what there is, as it comes.
+class ReadingThread {
+ public:
+  explicit ReadingThread(EventJournal& journal) : journal_(journal) {
+    reader_ = *journal.Open("default", {.snapshot = true}, [this] { Wake(); });
+    thread_ = std::thread([this] { Run(); });
+  }
+  ~ReadingThread() {
+    {
+      MutexLock lock(mu_);
+      ending_ = true;
+    }
+    woken_cv_.NotifyAll();
+    thread_.join();
+    journal_.Close(reader_);
+    MutexLock lock(mu_);  // A wake may be running.
+  }
+  std::size_t events() const { return events_.load(std::memory_order_relaxed); }
 
-void EventsRound(const std::vector<Block>& blocks, bool read, Times* times) {
+ private:
+  void Wake() {
+    MutexLock lock(mu_);
+    woken_ = true;
+    woken_cv_.NotifyAll();
+  }
+  void Run() {
+    for (;;) {
+      EventJournal::Part part;
+      for (auto some = journal_.Next(*reader_, &part); some.ok() && *some;
+           some = journal_.Next(*reader_, &part)) {
+        events_.fetch_add(part.events.size(), std::memory_order_relaxed);
+      }
+      MutexLock lock(mu_);
+      while (!woken_ && !ending_) woken_cv_.Wait(mu_);
+      woken_ = false;
+      if (ending_) return;
+    }
+  }
+
+  EventJournal& journal_;
+  EventJournal::ReaderPtr reader_;
+  std::atomic<std::size_t> events_{0};
+  Mutex mu_;
+  CondVar woken_cv_;
+  bool woken_ ABSL_GUARDED_BY(mu_) = false;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+// A thread that takes the messages of a publisher and drops them.
+class SubscribedThread {
+ public:
+  explicit SubscribedThread(const std::string& address) {
+    socket_.set(zmq::sockopt::subscribe, "");
+    socket_.set(zmq::sockopt::rcvtimeo, 20);
+    socket_.connect(address);
+    thread_ = std::thread([this] {
+      zmq::message_t part;
+      while (!ending_.load(std::memory_order_acquire)) {
+        if (socket_.recv(part).has_value()) parts_.fetch_add(1, std::memory_order_relaxed);
+      }
+    });
+  }
+  ~SubscribedThread() {
+    ending_.store(true, std::memory_order_release);
+    thread_.join();
+  }
+  std::size_t parts() const { return parts_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> ending_{false};
+  std::atomic<std::size_t> parts_{0};
+  zmq::context_t context_{1};
+  zmq::socket_t socket_{context_, zmq::socket_type::sub};  // Of the thread.
+  std::thread thread_;
+};
+
+enum class Read : std::uint8_t { kNot, kWatched, kPublished };
+
+void EventsRound(const std::vector<Block>& blocks, Read read, Times* times) {
   const auto now = [] { return std::chrono::steady_clock::now(); };
   const double count = static_cast<double>(blocks.size());
   EventJournal journal({});
@@ -98,17 +179,24 @@ void EventsRound(const std::vector<Block>& blocks, bool read, Times* times) {
   options.host_bytes = (blocks.size() * 8192 / (std::uint64_t{64} << 20) + 1) * (64 << 20);
   options.arena_bytes = 64 << 20;
   options.observer = &journal;
-  auto store = TieredStore::Create(options, SystemClock(), nullptr);
+  const Clock& clock = SystemClock();
+  auto store = TieredStore::Create(options, clock, nullptr);
   KVMILL_CHECK(store.ok());
   journal.Start(**store);
   const NamespaceId space = (*store)->OpenNamespace("bench", Spec())->id;
-  EventJournal::ReaderPtr reader;
-  std::size_t events = 0;
-  if (read) {
-    reader = *journal.Open("default", {.snapshot = true}, [] {});
-    journal.WaitSettled();
-    ReadAll(journal, *reader, &events);
+  std::unique_ptr<ReadingThread> reader;
+  std::unique_ptr<EventPublisher> publisher;
+  std::unique_ptr<SubscribedThread> subscriber;
+  if (read == Read::kWatched) reader = std::make_unique<ReadingThread>(journal);
+  if (read == Read::kPublished) {
+    publisher =
+        *EventPublisher::Start({.tenant = "default", .address = {"127.0.0.1", 0}, .topic = "bench"},
+                               journal, **store, clock);
+    subscriber = std::make_unique<SubscribedThread>(publisher->address());
+    // Its subscription takes a moment.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
+  if (read != Read::kNot) journal.WaitSettled();
   const auto begin = now();
   for (const Block& block : blocks) {
     auto copy =
@@ -120,16 +208,21 @@ void EventsRound(const std::vector<Block>& blocks, bool read, Times* times) {
   }
   const auto stored = now();
   times->store.push_back(Seconds(stored - begin) / count * 1e9);
-  if (read) {
+  if (read != Read::kNot) {
     journal.WaitSettled();
     times->settle.push_back(Seconds(now() - stored));
     KVMILL_CHECK(journal.stats().blocks == blocks.size());
-    ReadAll(journal, *reader, &events);
   }
   const auto removing = now();
   for (const Block& block : blocks) KVMILL_CHECK((*store)->Remove(space, {block.key}).ok());
   times->remove.push_back(Seconds(now() - removing) / count * 1e9);
-  if (read) journal.Close(reader);
+  if (reader != nullptr) {
+    journal.WaitSettled();
+    KVMILL_CHECK(reader->events() > 0);
+  }
+  if (subscriber != nullptr) KVMILL_CHECK(subscriber->parts() > 0);
+  reader.reset();
+  publisher.reset();
   journal.Stop(absl::OkStatus());
 }
 
@@ -177,6 +270,16 @@ void Round(const std::vector<Block>& blocks, bool observed, Times* times) {
   held.Stop();
 }
 
+std::string Spread(const std::vector<double>& values) {
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  return absl::StrFormat("%.0f (%.0f to %.0f)", Median(values), *least, *most);
+}
+
+void Print(const char* what, const Times& times) {
+  std::printf("%-28s %-26s %-26s\n", what, Spread(times.store).c_str(),
+              Spread(times.remove).c_str());
+}
+
 }  // namespace
 }  // namespace kvmill
 
@@ -185,27 +288,29 @@ int main(int argc, char** argv) {
   std::size_t blocks = 50000;
   int rounds = 7;
   app.add_option("--blocks", blocks, "Of a round")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--rounds", rounds, "With and without an observer each")->check(CLI::Range(1, 99));
+  app.add_option("--rounds", rounds, "In each way")->check(CLI::Range(1, 99));
   CLI11_PARSE(app, argc, argv);
   const std::vector<kvmill::Block> made = kvmill::MakeBlocks(blocks);
-  kvmill::Times with, without, unread, read;
+  kvmill::Times with, without, unread, watched, published;
+  using kvmill::Read;
   for (int round = 0; round < rounds; ++round) {
     kvmill::Round(made, false, &without);
     kvmill::Round(made, true, &with);
-    kvmill::EventsRound(made, false, &unread);
-    kvmill::EventsRound(made, true, &read);
+    kvmill::EventsRound(made, Read::kNot, &unread);
+    kvmill::EventsRound(made, Read::kWatched, &watched);
+    kvmill::EventsRound(made, Read::kPublished, &published);
   }
   using kvmill::Median;
-  std::printf("store: %.0f ns a block, %.0f with an observer\n", Median(without.store),
-              Median(with.store));
-  std::printf("remove: %.0f ns a block, %.0f with an observer\n", Median(without.remove),
-              Median(with.remove));
-  std::printf("entered %.1f ms after the last block; a walk: %.0f ns a block\n",
-              Median(with.settle) * 1e3, Median(with.walk));
+  std::printf("ns a block, median (least to most) of %d rounds by turns\n", rounds);
+  std::printf("%-28s %-26s %-26s\n", "", "store", "remove");
+  kvmill::Print("nobody is told", without);
+  kvmill::Print("HeldRuns", with);
+  kvmill::Print("events, Watch off", unread);
+  kvmill::Print("events, Watch on", watched);
+  kvmill::Print("events, ZeroMQ on", published);
   std::printf(
-      "events: store %.0f ns a block unread, %.0f read; remove %.0f and %.0f; in the "
-      "journal %.1f ms after the last block\n",
-      Median(unread.store), Median(read.store), Median(unread.remove), Median(read.remove),
-      Median(read.settle) * 1e3);
+      "entered in HeldRuns %.1f ms after the last block, told %.1f (Watch), %.1f (ZeroMQ)\n",
+      Median(with.settle) * 1e3, Median(watched.settle) * 1e3, Median(published.settle) * 1e3);
+  std::printf("a walk of the store: %.0f ns a block\n", Median(with.walk));
   return 0;
 }
