@@ -28,6 +28,7 @@ struct FakeLink {
 struct FakeRendezvous {
   FakeWire* sender = nullptr;  // Null: closed, the bytes are not ours to read any more.
   std::vector<WirePiece> pieces;
+  MemoryKind memory = MemoryKind::kHost;
   WireOperation* operation = nullptr;
 };
 using FakeRendezvousPtr = std::shared_ptr<FakeRendezvous>;  // Of both ends and events on the way.
@@ -61,6 +62,8 @@ class FakeNetwork::Impl {
   ManualClock clock;
   std::mt19937_64 random;
   Faults faults;
+  Nature nature;
+  std::uint64_t device_bytes = 0;
   std::multimap<std::int64_t, Event> events;  // Equal times in the order of insertion.
   std::vector<FakeTransport*> transports;
 };
@@ -68,15 +71,31 @@ class FakeNetwork::Impl {
 class FakeTransport final : public TransportBase {
  public:
   FakeTransport(const TransportOptions& options, FakeNetwork::Impl* network, std::string address)
-      : TransportBase(options, &network->clock), network_(network), address_(std::move(address)) {
+      : TransportBase(options, &network->clock),
+        network_(network),
+        nature_(network->nature),
+        address_(std::move(address)) {
     network_->transports.push_back(this);
+    set_rdma(nature_.rdma == RdmaUse::kExpected, nature_.rdma == RdmaUse::kRequired);
   }
   ~FakeTransport() override;
 
   std::vector<std::string> addresses() const override {
     return address_.empty() ? std::vector<std::string>() : std::vector<std::string>{address_};
   }
-  bool Supports(MemoryKind memory) const override { return memory == MemoryKind::kHost; }
+  bool Supports(MemoryKind memory) const override {
+    return memory == MemoryKind::kHost || (options_.plaintext && nature_.copy_device != nullptr);
+  }
+  void Copy(MemoryKind kind, std::byte* to, const std::byte* from, std::size_t bytes) {
+    if (kind == MemoryKind::kHost) {
+      std::memcpy(to, from, bytes);
+      return;
+    }
+    KVMILL_CHECK(Supports(kind));
+    nature_.copy_device(to, from, bytes);
+    network_->device_bytes += bytes;
+  }
+  const std::string& transport_name() const { return nature_.transport; }
   bool InLoop() const override { return true; }
 
   FakeNetwork::Impl* network() const { return network_; }
@@ -99,6 +118,7 @@ class FakeTransport final : public TransportBase {
   void Wake() override {}  // The network looks at every transport.
 
   FakeNetwork::Impl* const network_;
+  const FakeNetwork::Nature nature_;
   const std::string address_;
   bool stopped_ = false;
   std::set<FakeWire*> wires_;  // Not closed.
@@ -124,7 +144,7 @@ class FakeWire final : public Wire {
                WireOperation* operation) override;
   void Drop(void* token) override;
   void Close() override;
-  std::string transport_name() const override { return "fake/memory"; }
+  std::string transport_name() const override { return transport_->transport_name(); }
   std::string peer_address() const override { return peer_; }
 
   void Break(const absl::Status& why) {
@@ -154,6 +174,7 @@ class FakeWire final : public Wire {
   }
   struct Receiving {
     std::vector<WirePiece> pieces;
+    MemoryKind memory;
     WireOperation* operation;
   };
 
@@ -184,9 +205,11 @@ void FakeWire::Send(const Outgoing& message, WireOperation* operation) {
     rendezvous = std::make_shared<FakeRendezvous>();
     rendezvous->sender = this;
     rendezvous->pieces.assign(message.pieces.begin(), message.pieces.end());
+    rendezvous->memory = message.memory;
     rendezvous->operation = operation;
     sending_.insert(rendezvous);
   } else {
+    KVMILL_CHECK(message.memory == MemoryKind::kHost || bytes == 0);
     for (const WirePiece& piece : message.pieces) {
       data.insert(data.end(), piece.data, piece.data + piece.bytes);
     }
@@ -232,7 +255,7 @@ void FakeWire::Deliver(WireChannel channel, const std::vector<std::byte>& header
   if (!events_->OnMessage(message) && rendezvous != nullptr) Drop(message.token);
 }
 
-void FakeWire::Receive(void* token, absl::Span<const WirePiece> pieces, MemoryKind /*memory*/,
+void FakeWire::Receive(void* token, absl::Span<const WirePiece> pieces, MemoryKind memory,
                        WireOperation* operation) {
   if (closed_) {
     operation->OnDone(absl::UnavailableError("the connection is closed"));
@@ -242,7 +265,7 @@ void FakeWire::Receive(void* token, absl::Span<const WirePiece> pieces, MemoryKi
   KVMILL_CHECK(found != tokens_.end());
   const FakeRendezvousPtr rendezvous = std::move(found->second);
   tokens_.erase(found);
-  receiving_[rendezvous] = {{pieces.begin(), pieces.end()}, operation};
+  receiving_[rendezvous] = {{pieces.begin(), pieces.end()}, memory, operation};
   if (network_->Chance(network_->faults.loss)) return;
   const bool corrupt = network_->Chance(network_->faults.corrupt);
   const std::shared_ptr<FakeLink> link = link_;
@@ -252,13 +275,16 @@ void FakeWire::Receive(void* token, absl::Span<const WirePiece> pieces, MemoryKi
     if (to == nullptr || to->closed_ || rendezvous->sender == nullptr) return;  // It will break.
     std::vector<std::byte> bytes;
     for (const WirePiece& piece : rendezvous->pieces) {
-      bytes.insert(bytes.end(), piece.data, piece.data + piece.bytes);
+      bytes.resize(bytes.size() + piece.bytes);
+      rendezvous->sender->transport_->Copy(
+          rendezvous->memory, bytes.data() + bytes.size() - piece.bytes, piece.data, piece.bytes);
     }
     if (corrupt) bytes[bytes.size() / 2] ^= std::byte{4};
     auto receiving = to->receiving_.extract(rendezvous);
     std::size_t offset = 0;
     for (const WirePiece& piece : receiving.mapped().pieces) {
-      std::memcpy(piece.data, bytes.data() + offset, piece.bytes);
+      to->transport_->Copy(receiving.mapped().memory, piece.data, bytes.data() + offset,
+                           piece.bytes);
       offset += piece.bytes;
     }
     FakeWire* const sender = rendezvous->sender;
@@ -368,6 +394,10 @@ absl::StatusOr<std::unique_ptr<Transport>> FakeNetwork::MakeTransport(
 }
 
 void FakeNetwork::set_faults(const Faults& faults) { impl_->faults = faults; }
+
+void FakeNetwork::set_nature(const Nature& nature) { impl_->nature = nature; }
+
+std::uint64_t FakeNetwork::device_bytes() const { return impl_->device_bytes; }
 
 void FakeNetwork::Cut(const std::string& address) {
   for (FakeTransport* const transport : impl_->transports) {

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "client/transport/rdma_use.h"
 #include "client/transport/transport.h"
 #include "storage/core/clock.h"
 
@@ -31,6 +32,15 @@ class FakeNetwork {
     double cut = 0;      // The connection breaks instead, on both sides.
   };
 
+  // What a network is made of. Of transports that are made from then on.
+  struct Nature {
+    std::string transport = "fake/memory";  // ConnectionInfo::transport.
+    RdmaUse rdma = RdmaUse::kNever;
+    // Copies to or from device memory, the other end is host memory: then Supports(kCuda) in
+    // plaintext. Null: such memory cannot be had.
+    std::function<void(std::byte* to, const std::byte* from, std::size_t bytes)> copy_device;
+  };
+
   explicit FakeNetwork(std::uint64_t seed);
   ~FakeNetwork();  // After all its transports.
 
@@ -40,6 +50,9 @@ class FakeNetwork {
                                                            const std::string& address);
 
   void set_faults(const Faults& faults);
+  void set_nature(const Nature& nature);
+  // That were copied to or from device memory so far.
+  std::uint64_t device_bytes() const;
   // Breaks every connection of the transport at `address`; both sides learn it.
   void Cut(const std::string& address);
   // As if the process there were stopped: it runs nothing, its peers learn nothing.

@@ -161,6 +161,14 @@ absl::Status UcxTransport::Start(const UcxOptions& ucx, const std::set<std::stri
                                                       ": see UCX_TLS and UCX_NET_DEVICES"));
   }
   const bool rdma = has("rc_") || has("dc_") || has("ud_");
+  if (!rdma && (ucx.rdma == RdmaUse::kRequired || ucx.rdma == RdmaUse::kExpected)) {
+    const bool required = ucx.rdma == RdmaUse::kRequired;
+    const std::string text = absl::StrCat(
+        "RDMA is ", required ? "required" : "expected", ", and UCX has none here, only ",
+        absl::StrJoin(resources, ", "), ": see UCX_TLS and UCX_NET_DEVICES");
+    if (required) return absl::FailedPreconditionError(text);
+    LogWarning(absl::StrCat("transport: ", text));
+  }
   set_rdma(ucx.rdma == RdmaUse::kExpected || (ucx.rdma == RdmaUse::kAuto && rdma),
            ucx.rdma == RdmaUse::kRequired);
 

@@ -18,18 +18,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/transport/rdma_use.h"
 #include "client/transport/transport.h"
 
 namespace kvmill {
-
-// What is expected of RDMA. A connection that has only TCP although RDMA was expected is logged,
-// and marked in its ConnectionInfo.
-enum class RdmaUse : std::uint8_t {
-  kAuto,      // Expected when this host has a device for it.
-  kNever,     // Not expected.
-  kExpected,  // Expected, whatever this host has.
-  kRequired,  // A connection without it is refused, FAILED_PRECONDITION.
-};
 
 enum class AddressFamily : std::uint8_t { kIpv4, kIpv6 };
 
@@ -69,8 +61,9 @@ struct UcxOptions {
 // interfaces of `listen` and those that lead to `dial` are used, unless the settings or the
 // environment name others (NET_DEVICES), or `listen` has a wildcard, or both are empty.
 //
-// INVALID_ARGUMENT for bad options and addresses; FAILED_PRECONDITION when UCX has no TCP here;
-// UNAVAILABLE when an address cannot be listened on, naming it, or not be shut to strangers.
+// INVALID_ARGUMENT for bad options and addresses; FAILED_PRECONDITION when UCX has no TCP here, or
+// no RDMA and it is required, naming what it has; UNAVAILABLE when an address cannot be listened
+// on, naming it, or not be shut to strangers.
 absl::StatusOr<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptions& options,
                                                             const UcxOptions& ucx);
 

@@ -4,6 +4,7 @@
 #include <ifaddrs.h>
 #include <netinet/in.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -262,10 +263,54 @@ TEST(UcxAddressTest, OnlyTcpWhereRdmaWasExpectedIsNotSilent) {
   const absl::StatusOr<ConnectionPtr> expected = pair.TryConnect(*(*server)->MakeOffer(1));
   ASSERT_TRUE(expected.ok()) << expected.status();
   EXPECT_TRUE((*expected)->info().slower_than_expected);
-  pair.client = *MakeUcxTransport(pair.client_options, {.rdma = RdmaUse::kRequired, .tls = "tcp"});
-  EXPECT_EQ(pair.TryConnect(*(*server)->MakeOffer(1)).status().code(),
-            absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(pair.client->Supports(MemoryKind::kHost));
+  // A host without it cannot do what is required.
+  const absl::Status none =
+      MakeUcxTransport(pair.client_options, {.rdma = RdmaUse::kRequired, .tls = "tcp"}).status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(none.message()), ::testing::HasSubstr("RDMA is required"));
+  EXPECT_THAT(std::string(none.message()), ::testing::HasSubstr("tcp/lo"));
+}
+
+// Between hosts that have it: what was negotiated counts.
+TEST(RdmaTest, AConnectionWithoutItIsRefusedWhereItIsRequired) {
+  const struct {
+    std::string transport;
+    bool is_rdma;
+  } cases[] = {{"tcp/eth0", false},
+               {"tcp/eth0,tcp/eth1", false},
+               {"rc_mlx5/mlx5_0:1", true},
+               {"rc_mlx5/mlx5_0:1,tcp/eth0", true}};
+  for (const auto& c : cases) {
+    for (const RdmaUse use : {RdmaUse::kExpected, RdmaUse::kRequired}) {
+      Pair pair(TransportKind{});
+      pair.MakeServer();
+      pair.network()->set_nature({.transport = c.transport, .rdma = use});
+      pair.MakeClient();
+      const absl::StatusOr<ConnectionPtr> made = pair.TryConnect(*pair.server->MakeOffer(1));
+      const bool refused = !c.is_rdma && use == RdmaUse::kRequired;
+      ASSERT_EQ(made.ok(), !refused) << c.transport << ": " << made.status();
+      if (made.ok()) {
+        EXPECT_EQ((*made)->info().slower_than_expected, !c.is_rdma);
+      } else {
+        EXPECT_EQ(made.status().code(), absl::StatusCode::kFailedPrecondition);
+        EXPECT_THAT(std::string(made.status().message()), ::testing::HasSubstr(c.transport));
+      }
+    }
+  }
+}
+
+// UCX reads UCX_TLS, and without TCP nobody could be dialed.
+TEST(UcxAddressTest, AnEnvironmentWithoutTcpIsRefused) {
+  ASSERT_EQ(setenv("UCX_TLS", "self", /*overwrite=*/1), 0);
+  const absl::Status status = MakeUcxTransport({}, {.listen = {"127.0.0.1:0"}}).status();
+  const absl::Status added =
+      MakeUcxTransport({}, {.listen = {"127.0.0.1:0"}, .tls = "self"}).status();
+  unsetenv("UCX_TLS");
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("UCX has no TCP here"));
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("UCX_TLS"));
+  EXPECT_TRUE(added.ok()) << added;  // What a program says wins, and has TCP added.
 }
 
 std::size_t OpenDescriptors() {
