@@ -51,6 +51,7 @@
 #include "client/server_address.h"
 #include "client/ticket.h"
 #include "client/tls/tls_files.h"
+#include "client/transport/rdma_use.h"
 #include "storage/core/block_key.h"
 #include "storage/core/namespace.h"
 #include "storage/core/page_layout.h"
@@ -199,7 +200,8 @@ struct FetchBlockResult {
 
 struct FetchResult {
   std::vector<FetchBlockResult> blocks;  // One per key.
-  std::uint64_t page_bytes = 0;          // That arrived and were verified.
+  std::uint64_t page_bytes = 0;          // That arrived and were verified,
+  std::string transport;                 //   by "grpc", or by what UCX negotiated: "tcp/eth0".
 };
 
 struct TierUsage {
@@ -392,6 +394,9 @@ class Client {
     DataPath path = DataPath::kAuto;
     // UCX without encryption: the network is trusted. The daemon must say so too.
     bool data_plane_plaintext = false;
+    // Of UCX's connections. kRequired: those without RDMA are not used, so that calls fail with
+    // kUcx and go over gRPC with kAuto, with a warning.
+    RdmaUse rdma = RdmaUse::kAuto;
     EncodeIn encode_in = EncodeIn::kAuto;
     // That encode, and that verify what UCX brought; 0: one a core, up to 4.
     std::uint32_t encode_threads = 0;

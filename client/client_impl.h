@@ -20,6 +20,7 @@
 #include "client/data_link.h"
 #include "client/map_calls.h"
 #include "client/page_stores.h"
+#include "client/request_context.h"
 #include "client/unary_call.h"
 #include "client/waiting_caller.h"
 #include "storage/core/log.h"
@@ -54,26 +55,27 @@ class Client::Impl {
   }
 
   // Calls one of the three, once: `ucx`, after a Begin of the link, with its connection; `in_line`;
-  // `fail` with why there is no way.
+  // `fail` with why there is no way. In the scope of the caller's request, on whatever thread.
   void ChoosePath(Deadline deadline, std::function<void(const ConnectionPtr&)> ucx,
                   std::function<void()> in_line, std::function<void(const absl::Status&)> fail) {
     if (link_ == nullptr) return in_line();
     if (!link_->Begin()) return fail(absl::CancelledError("the client is being destroyed"));
-    link_->Connect(deadline,
-                   [this, ucx = std::move(ucx), in_line = std::move(in_line),
-                    fail = std::move(fail)](const absl::StatusOr<ConnectionPtr>& connection) {
-                     if (connection.ok()) {
-                       fell_back_.store(false, std::memory_order_relaxed);
-                       return ucx(*connection);  // Calls End when it has ended.
-                     }
-                     if (options_.path == DataPath::kAuto && !link_->stopping()) {
-                       NoteFallback(connection.status());
-                       in_line();
-                     } else {
-                       fail(connection.status());
-                     }
-                     link_->End();
-                   });
+    link_->Connect(deadline, [this, request = CurrentRequest(), ucx = std::move(ucx),
+                              in_line = std::move(in_line), fail = std::move(fail)](
+                                 const absl::StatusOr<ConnectionPtr>& connection) {
+      const RequestScope scope(request);
+      if (connection.ok()) {
+        fell_back_.store(false, std::memory_order_relaxed);
+        return ucx(*connection);  // Calls End when it has ended.
+      }
+      if (options_.path == DataPath::kAuto && !link_->stopping()) {
+        NoteFallback(connection.status());
+        in_line();
+      } else {
+        fail(connection.status());
+      }
+      link_->End();
+    });
   }
 
   // `caller`: who waits for `done`, and works meanwhile; may be null.

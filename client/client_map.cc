@@ -54,7 +54,7 @@ Client::Impl::Impl(const ServerAddress& address, const Options& options)
   workers_ = std::make_unique<WorkerPool>(threads, "kvmill-data");
   if (!links) return;
   link_ = std::make_unique<DataLink>(
-      *connection_, *workers_, options.data_plane_plaintext,
+      *connection_, *workers_, DataLink::Options{options.data_plane_plaintext, options.rdma},
       [this](const v1::ConnectRequest& request, Deadline deadline, DataLink::OfferDone done) {
         Call<v1::ConnectReply, v1::ConnectReply>(
             deadline,

@@ -101,7 +101,7 @@ class DataFetch final : public DataOperation<FetchResult> {
         rest_.pop_front();
       } else if (next_key_ < keys_.size()) {
         part.first_key = next_key_;
-        std::size_t header_bytes = kHeaderBytesWithoutKeys;
+        std::size_t header_bytes = kHeaderBytesWithoutKeys + RequestBytes(request());
         while (next_key_ < keys_.size() && part.key_count < call_keys_max_) {
           header_bytes += keys_[next_key_].view().size() + 2;
           if (header_bytes > kCallHeaderBytesMax && part.key_count > 0) break;
@@ -147,7 +147,7 @@ class DataFetch final : public DataOperation<FetchResult> {
         link().workers().Post(task);
       }
     };
-    StartCall(request, std::move(transport_call));
+    StartCall(&request, std::move(transport_call));
   }
 
   // Parses the reply's header and lists its pages.
@@ -362,6 +362,7 @@ class DataFetch final : public DataOperation<FetchResult> {
       MutexLock lock(sink_mu_);
       result = std::move(result_);
     }
+    result.transport = connection()->info().transport;
     End(std::move(result));
   }
 

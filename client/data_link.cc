@@ -93,10 +93,11 @@ class DataLink::Waiter final : public Completion {
   grpc::Alarm alarm_;
 };
 
-DataLink::DataLink(Connection& connection, WorkerPool& workers, bool plaintext, AskForOffer ask)
+DataLink::DataLink(Connection& connection, WorkerPool& workers, const Options& options,
+                   AskForOffer ask)
     : grpc_(connection),
       workers_(workers),
-      plaintext_(plaintext),
+      options_(options),
       ask_(std::move(ask)),
       self_(RandomIdentity()) {}
 
@@ -228,7 +229,7 @@ bool DataLink::ComesFromElsewhere(const v1::ConnectReply& reply, const Offer& of
 void DataLink::Dial(const v1::ConnectReply& reply) {
   absl::StatusOr<Offer> offer = OfferFromProto(reply);
   if (!offer.ok()) return Finish(offer.status());
-  if (reply.plaintext() != plaintext_) {
+  if (reply.plaintext() != options_.plaintext) {
     return Finish(absl::FailedPreconditionError(
         reply.plaintext()
             ? "the daemon does not encrypt its data plane, and this client wants to: give "
@@ -246,12 +247,13 @@ void DataLink::Dial(const v1::ConnectReply& reply) {
   if (transport_ == nullptr) {
     TransportOptions options;
     options.self = self_;
-    options.plaintext = plaintext_;
+    options.plaintext = options_.plaintext;
     options.limits.waiting_calls_max = kWaitingCallsMax;
     UcxOptions ucx;
     ucx.family = ipv6 ? AddressFamily::kIpv6 : AddressFamily::kIpv4;
     ucx.dial = offer->addresses;
     ucx.only_admitted = true;
+    ucx.rdma = options_.rdma;
     absl::StatusOr<std::unique_ptr<Transport>> made = MakeUcxTransport(options, ucx);
     if (!made.ok()) {
       return Finish(absl::FailedPreconditionError(

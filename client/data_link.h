@@ -40,8 +40,13 @@ class DataLink {
       std::function<void(const v1::ConnectRequest& request, Deadline deadline, OfferDone done)>;
   using Use = std::function<void(const absl::StatusOr<ConnectionPtr>&)>;
 
+  struct Options {
+    bool plaintext = false;
+    RdmaUse rdma = RdmaUse::kAuto;
+  };
+
   // The first two outlive it.
-  DataLink(Connection& connection, WorkerPool& workers, bool plaintext, AskForOffer ask);
+  DataLink(Connection& connection, WorkerPool& workers, const Options& options, AskForOffer ask);
   // After Stop.
   ~DataLink();
 
@@ -81,7 +86,7 @@ class DataLink {
   std::atomic<bool> daemon_has_none_{false};  // What was true a moment ago will do.
   Connection& grpc_;
   WorkerPool& workers_;
-  const bool plaintext_;
+  const Options options_;
   const AskForOffer ask_;
   const NodeIdentity self_;
 

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/data_link.h"
+#include "client/request_metadata.h"
 #include "client/transport/transport.h"
 #include "kvmill/v1/data.pb.h"
 #include "storage/core/mutex.h"
@@ -25,7 +26,8 @@ class DataOperation {
   using Deadline = DataLink::Deadline;
   using Done = std::function<void(absl::StatusOr<Result>)>;
 
-  // `link.Begin()` was called for it; End ends what that began.
+  // `link.Begin()` was called for it; End ends what that began. Calls carry the request of the
+  // thread that makes it.
   DataOperation(DataLink& link, ConnectionPtr connection, Deadline deadline, Done done)
       : link_(link),
         connection_(std::move(connection)),
@@ -35,11 +37,13 @@ class DataOperation {
 
   DataLink& link() { return link_; }
   const ConnectionPtr& connection() const { return connection_; }
+  const RequestPtr& request() const { return request_; }
 
   // Starts `call`, which lacks its header and its time.
-  void StartCall(const v1::DataRequest& request, Call call) {
-    call.header.resize(request.ByteSizeLong());
-    request.SerializeWithCachedSizesToArray(reinterpret_cast<std::uint8_t*>(call.header.data()));
+  void StartCall(v1::DataRequest* header, Call call) {
+    AddRequest(request_, header);
+    call.header.resize(header->ByteSizeLong());
+    header->SerializeWithCachedSizesToArray(reinterpret_cast<std::uint8_t*>(call.header.data()));
     call.timeout_nanos =
         std::max<std::int64_t>(1, std::chrono::duration_cast<std::chrono::nanoseconds>(
                                       deadline_ - std::chrono::system_clock::now())
@@ -75,6 +79,7 @@ class DataOperation {
  private:
   DataLink& link_;
   const ConnectionPtr connection_;
+  const RequestPtr request_ = CurrentRequest();
   const Deadline deadline_;
   Done done_;
   absl::Status failed_ ABSL_GUARDED_BY(mu_);  // Of the whole operation.

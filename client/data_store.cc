@@ -139,7 +139,7 @@ class DataStore final : public DataOperation<StoreResult> {
       auto shared = std::make_shared<absl::StatusOr<Response>>(std::move(response));
       link().workers().Post([done, shared] { done(std::move(*shared)); });
     };
-    StartCall(*request, std::move(call));
+    StartCall(request, std::move(call));
   }
 
   // The result that a reply carries; a failure is one of the whole call.
@@ -278,7 +278,7 @@ class DataStore final : public DataOperation<StoreResult> {
       header_bytes += key.view().size() + 8;
       if (header_bytes > kCallHeaderBytesMax) {
         requests.emplace_back();
-        header_bytes = 128 + key.view().size();
+        header_bytes = 128 + RequestBytes(request()) + key.view().size();
       }
       requests.back().mutable_durable()->add_keys(std::string(key.view()));
       requests.back().mutable_durable()->add_groups(static_cast<std::uint32_t>(i % group_count));

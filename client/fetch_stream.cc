@@ -29,6 +29,7 @@ class FetchStream {
         elsewhere_(elsewhere),
         done_(std::move(done)) {
     result_.blocks.resize(keys.size());
+    result_.transport = "grpc";
   }
 
   void Start(std::chrono::system_clock::time_point deadline) {

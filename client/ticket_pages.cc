@@ -75,6 +75,7 @@ class DataTicketRead final : public DataOperation<Nothing> {
       : DataOperation(link, std::move(connection), deadline, std::move(done)),
         places_(sink, request.page_count) {
     *request_.mutable_ticket() = request.request;
+    sink.ComesBy(this->connection()->info().transport);
   }
 
   void Start() {
@@ -98,7 +99,7 @@ class DataTicketRead final : public DataOperation<Nothing> {
       // Not here: whoever is told may start calls, and this is the transport's thread.
       link().workers().Post([this] { End(Nothing()); });
     };
-    StartCall(request_, std::move(call));
+    StartCall(&request_, std::move(call));
   }
 
  private:
@@ -113,7 +114,9 @@ class TicketReadStream final : public ServerStream<v1::TicketPages> {
       : ServerStream(connection),
         request_(request.request),
         places_(sink, request.page_count),
-        done_(std::move(done)) {}
+        done_(std::move(done)) {
+    sink.ComesBy("grpc");
+  }
 
  private:
   Reader Prepare(Channel& channel, grpc::ClientContext* context,

@@ -30,6 +30,8 @@ struct TicketPagesRequest {
 class TicketPageSink {
  public:
   virtual ~TicketPageSink() = default;
+  // Before all else: `grpc`, or what UCX negotiated, as "tcp/eth0".
+  virtual void ComesBy(absl::string_view /*transport*/) {}
   // For the i-th page that was asked for, once: exactly that many bytes, used until the call's
   // `done`; or empty: the page is dropped.
   virtual absl::Span<std::byte> PageMemory(std::size_t page, std::uint32_t page_bytes) = 0;

@@ -123,6 +123,7 @@ class ClusterBlocks {
   std::map<std::string, GrpcPeers::PeerStats> peer_stats() const { return peers_.stats(); }
   std::vector<std::string> peer_refusals() const { return peers_.Refusals(); }
   PeerPull::Stats pull_stats() const { return pull_.stats(); }
+  const PullTransports& pull_transports() const { return pull_.transports(); }
 
   // Of copies, as it was a moment ago.
   struct CopyStats {

@@ -118,6 +118,7 @@ class ClusterTickets {
     MutexLock lock(stats_mu_);
     return stats_;
   }
+  const PullTransports& transports() const { return pulls_.transports(); }
 
  private:
   void Start(const RedeemingPtr& redeeming, const TicketBearer& ticket, std::int64_t deadline_nanos,

@@ -212,6 +212,10 @@ const std::vector<Option>& Options() {
          return absl::OkStatus();
        },
        [](const Config& c) { return c.ucx; }},
+      OneOf("rdma",
+            "RDMA of the data plane. expected: a start or a connection without it is a warning; "
+            "required: no start, and no such connection; auto: expected where this host has some.",
+            {"auto", "expected", "required"}, &Config::rdma),
       Begins(
           "Security",
           Switch("data-plane-plaintext",
@@ -474,6 +478,9 @@ absl::Status CheckConfig(const Config& config) {
                        ": a TCP listener wants --tls-cert, --tls-key and --tls-ca, or, where "
                        "whoever reaches it may do everything, --insecure"));
     }
+  }
+  if (config.rdma == "required" && config.ucx.empty()) {
+    return absl::InvalidArgumentError("--rdma required: is of the data plane, wants --ucx");
   }
   if (const absl::Status status = CheckTls(config); !status.ok()) return status;
   KVMILL_RETURN_IF_ERROR(ReadTenantQuotas(config.tenants).status());

@@ -44,11 +44,12 @@ inline constexpr absl::Duration kPeerTimeoutMin = absl::Milliseconds(10);
 inline constexpr absl::Duration kPeerTimeoutMax = absl::Seconds(10);
 
 struct Config {
-  std::string socket;   // Path; never empty after LoadConfig.
-  std::string listen;   // HOST:PORT; empty: no TCP listener.
-  std::string admin;    // HOST:PORT; empty: Admin only on the socket.
-  std::string metrics;  // HOST:PORT; empty: no HTTP.
-  std::string ucx;      // HOST or HOST:PORT; empty: no data plane.
+  std::string socket;         // Path; never empty after LoadConfig.
+  std::string listen;         // HOST:PORT; empty: no TCP listener.
+  std::string admin;          // HOST:PORT; empty: Admin only on the socket.
+  std::string metrics;        // HOST:PORT; empty: no HTTP.
+  std::string ucx;            // HOST or HOST:PORT; empty: no data plane.
+  std::string rdma = "auto";  // auto, expected or required.
   bool data_plane_plaintext = false;
   bool insecure = false;
   TlsFiles tls;           // Of --listen and --admin, and of connections to peers.

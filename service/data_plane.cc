@@ -7,7 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
+#include "client/request_metadata.h"
 #include "service/data_plane_calls.h"
+#include "service/request.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
 
@@ -17,6 +19,26 @@ namespace {
 constexpr std::int64_t kOfferNanos = 30'000'000'000;
 constexpr std::int64_t kSweepNanos = 1'000'000'000;
 constexpr std::size_t kTransportNamesMax = 16;
+
+// Of a call whose caller wants to find it again: so the others cost nothing.
+void LogCall(const PeerConnection& connection, const v1::DataRequest& request) {
+  const std::vector<LogField> fields = {{"peer", connection.info().address}};
+  switch (request.request_case()) {
+    case v1::DataRequest::kFetch:
+      return LogDebug(absl::StrCat("data plane: a fetch of ", request.fetch().keys_size(), " keys"),
+                      fields);
+    case v1::DataRequest::kStore:
+      return LogDebug(absl::StrCat("data plane: a chunk of layers ",
+                                   request.store().chunk().layer_begin(), " on"),
+                      fields);
+    case v1::DataRequest::kDurable:
+      return LogDebug("data plane: a wait for the disk", fields);
+    case v1::DataRequest::kTicket:
+      return LogDebug("data plane: pages of a ticket", fields);
+    case v1::DataRequest::REQUEST_NOT_SET:
+      break;
+  }
+}
 
 }  // namespace
 
@@ -32,6 +54,7 @@ absl::StatusOr<std::unique_ptr<DataPlane>> DataPlane::Start(ServiceContext& cont
   transport.limits.request_bytes_max = kStoreWindowBytes;
   transport.handler = plane.get();
   KVMILL_ASSIGN_OR_RETURN(plane->transport_, make(transport));
+  plane->sends_gpu_memory_ = options.plaintext && plane->transport_->Supports(MemoryKind::kCuda);
   return plane;
 }
 
@@ -209,6 +232,8 @@ DataPlane::Stats DataPlane::stats() const {
   stats.connections = transport_->stats().connections;
   stats.store_seconds = store_seconds_.snapshot();
   stats.fetch_seconds = fetch_seconds_.snapshot();
+  stats.gpu_bytes_from_gpu = gpu_bytes_from_gpu_.load(std::memory_order_relaxed);
+  stats.gpu_bytes_from_host = gpu_bytes_from_host_.load(std::memory_order_relaxed);
   MutexLock lock(mu_);
   stats.hosts = hosts_.size();
   stats.calls = running_;
@@ -228,6 +253,9 @@ DataPlane::Stats DataPlane::stats() const {
 }
 
 void DataPlane::OnConnection(const ConnectionPtr& connection) {
+  const std::vector<LogField> fields = {{"peer", connection->info().address},
+                                        {"transport", connection->info().transport}};
+  LogInfo("data plane: a connection", fields);
   bool known = false;
   {
     MutexLock lock(mu_);
@@ -277,6 +305,9 @@ void DataPlane::OnCall(const ConnectionPtr& connection, std::unique_ptr<Incoming
         absl::StrCat("more than ", kDataCallsMax, " calls on the data plane at once")));
   }
   auto running = std::make_unique<Running>(this);
+  const RequestPtr of = RequestOf(request);
+  const ServedRequest served(of);
+  if (of != nullptr) LogCall(*connection, request);
   switch (request.request_case()) {
     case v1::DataRequest::kFetch:
       return StartFetch(peer, request.fetch(), std::move(call), std::move(running));

@@ -2,8 +2,10 @@
 //
 // A connection is made with an offer that its caller got over gRPC; what is done on it is done as
 // that caller, in that tenant. Fetches answer with pages straight from where they lie, pinned until
-// the transport is done with them. Stores are received into staging memory of a fixed size and
-// encoded from there; what finds no room waits, inside the windows of its connection.
+// the transport is done with them: blocks on the GPU from there where the transport can (in
+// plaintext only), else from a copy in host memory. Stores are received into staging memory of a
+// fixed size and encoded from there; what finds no room waits, inside the windows of its
+// connection.
 //
 // Nothing here blocks the transport's thread: what may wait for a disk runs on the I/O pool, what
 // computes on the encode pool. A peer that dies leaves nothing behind but the heads that it wrote,
@@ -79,6 +81,7 @@ class DataPlane final : public TransportHandler {
   void Revoke(const std::set<std::string>& tenants);
 
   bool plaintext() const { return options_.plaintext; }
+  bool sends_gpu_memory() const { return sends_gpu_memory_; }
   std::vector<std::string> addresses() const { return transport_->addresses(); }
   std::vector<std::string> sources() const { return transport_->sources(); }
 
@@ -94,6 +97,8 @@ class DataPlane final : public TransportHandler {
     std::uint64_t hosts = 0;  // Let in.
     std::uint64_t calls = 0;
     std::uint64_t staging_bytes = 0;
+    // Of blocks on the GPU that were sent, by the memory that they were sent from.
+    std::uint64_t gpu_bytes_from_gpu = 0, gpu_bytes_from_host = 0;
   };
   Stats stats() const;
 
@@ -145,6 +150,8 @@ class DataPlane final : public TransportHandler {
 
   void StartFetch(const PeerPtr& peer, const v1::DataFetch& request,
                   std::unique_ptr<IncomingCall> call, std::unique_ptr<Running> running);
+  // The block from the memory that the reply is of. Not valid: it is not there.
+  BlockRef FromMemory(const FetchCall& fetch, const BlockId& id) const;
   // Adds layer groups to the reply; false when the next one is not in memory, and `may_block` is.
   bool Gather(FetchCall& fetch, bool may_block);
   void FetchFrom(TieredStore::NamespaceInfo ns, const FetchCallPtr& fetch);
@@ -164,7 +171,9 @@ class DataPlane final : public TransportHandler {
 
   ServiceContext& context_;
   const Options options_;
-  std::unique_ptr<Transport> transport_;  // Constant after Start.
+  std::unique_ptr<Transport> transport_;  // Constant after Start, as the next.
+  bool sends_gpu_memory_ = false;
+  std::atomic<std::uint64_t> gpu_bytes_from_gpu_{0}, gpu_bytes_from_host_{0};
 
   mutable Mutex mu_;
   CondVar idle_;

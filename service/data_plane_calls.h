@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "service/data_plane.h"
@@ -14,6 +15,7 @@ namespace kvmill {
 struct DataPlane::FetchCall {
   std::unique_ptr<Running> running;
   PeerPtr peer;
+  RequestPtr request;  // For which it is; null: not said.
   std::unique_ptr<IncomingCall> call;
   TieredStore::NamespaceInfo ns;
   std::vector<BlockKey> keys;
@@ -23,11 +25,14 @@ struct DataPlane::FetchCall {
   std::size_t reply_bytes = 0;  // Of `reply`, serialized; at most.
   std::uint64_t payload_bytes = 0;
   std::vector<BlockRef> blocks;  // Pinned until the transport is done with their pages.
+  // Where all their pages are, since a message is of one kind of memory. None: no blocks yet.
+  std::optional<Tier> memory;
 };
 
 struct DataPlane::StoreCall {
   std::unique_ptr<Running> running;
   PeerPtr peer;
+  RequestPtr request;  // As of a FetchCall.
   std::unique_ptr<IncomingCall> call;
   TieredStore::NamespaceInfo ns;
   v1::StoreChunk chunk;

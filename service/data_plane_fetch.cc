@@ -6,6 +6,7 @@
 #include "client/convert.h"
 #include "service/cluster_blocks.h"
 #include "service/data_plane_calls.h"
+#include "service/request.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -28,6 +29,7 @@ void DataPlane::StartFetch(const PeerPtr& peer, const v1::DataFetch& request,
   auto fetch = std::make_shared<FetchCall>();
   fetch->running = std::move(running);
   fetch->peer = peer;
+  fetch->request = CurrentRequest();
   fetch->call = std::move(call);
   fetch->next = request.first_group();
   const absl::Status status = [&]() -> absl::Status {
@@ -40,7 +42,9 @@ void DataPlane::StartFetch(const PeerPtr& peer, const v1::DataFetch& request,
   if (ns.ok()) return FetchFrom(*std::move(ns), fetch);
   v1::NamespaceRef ref;
   ref.set_fingerprint(request.fingerprint());
-  if (!context_.Learn(ns.status(), peer->caller, ref, fetch->elsewhere, DeadlineOf(*fetch),
+  Caller caller = peer->caller;
+  caller.request = fetch->request;
+  if (!context_.Learn(ns.status(), caller, ref, fetch->elsewhere, DeadlineOf(*fetch),
                       [this, fetch](absl::StatusOr<TieredStore::NamespaceInfo> learned) {
                         if (learned.ok()) return FetchFrom(*std::move(learned), fetch);
                         fetch->call->Respond({.status = learned.status()});
@@ -66,6 +70,7 @@ void DataPlane::FetchFrom(TieredStore::NamespaceInfo ns, const FetchCallPtr& fet
   if (Gather(*fetch, false)) return Answer(fetch);
   const auto gather_later = [this, fetch] {
     context_.io_pool.Post([this, fetch] {
+      const ServedRequest served(fetch->request);
       Gather(*fetch, true);
       Answer(fetch);
     });
@@ -83,6 +88,14 @@ void DataPlane::FetchFrom(TieredStore::NamespaceInfo ns, const FetchCallPtr& fet
   }
 }
 
+// A miss here: it is on disk, or nowhere, or in the other memory.
+BlockRef DataPlane::FromMemory(const FetchCall& fetch, const BlockId& id) const {
+  PageMemory where = PageMemory::kHost;
+  if (sends_gpu_memory_ && !fetch.memory.has_value()) where = PageMemory::kInPlace;
+  if (fetch.memory == Tier::kGpu) where = PageMemory::kGpu;
+  return context_.store.FetchFromMemory(id, FetchPath::kUcx, where);
+}
+
 bool DataPlane::Gather(FetchCall& fetch, bool may_block) {
   const std::size_t groups = fetch.ns.spec.groups.size();
   for (; fetch.next < fetch.keys.size() * groups; ++fetch.next) {
@@ -97,9 +110,10 @@ bool DataPlane::Gather(FetchCall& fetch, bool may_block) {
       break;
     }
     if (fetch.call->cancelled()) break;
-    BlockRef block = context_.store.FetchFromMemory(id, FetchPath::kUcx);
+    BlockRef block = FromMemory(fetch, id);
     absl::Status status;
     if (!block.valid()) {
+      if (fetch.memory == Tier::kGpu) break;  // Another reply has it.
       if (!may_block) return false;
       absl::StatusOr<BlockRef> loaded = context_.store.Fetch(id, FetchPath::kUcx);
       if (loaded.ok()) {
@@ -116,9 +130,16 @@ bool DataPlane::Gather(FetchCall& fetch, bool may_block) {
     if (block.valid()) {
       entry->set_tier(ToProto(block.tier()));
       entry->set_token_count(block.token_count());
+      fetch.memory = block.memory();
+      std::uint64_t block_bytes = 0;
       for (const absl::Span<const std::byte>& page : block.pages()) {
         entry->add_page_bytes(static_cast<std::uint32_t>(page.size()));
-        fetch.payload_bytes += page.size();
+        block_bytes += page.size();
+      }
+      fetch.payload_bytes += block_bytes;
+      if (block.tier() == Tier::kGpu) {
+        (block.memory() == Tier::kGpu ? gpu_bytes_from_gpu_ : gpu_bytes_from_host_)
+            .fetch_add(block_bytes, std::memory_order_relaxed);
       }
       fetch.blocks.push_back(std::move(block));
     }
@@ -138,13 +159,15 @@ void DataPlane::Answer(const FetchCallPtr& fetch) {
   const std::unique_ptr<IncomingCall> call = std::move(fetch->call);
   const std::int64_t start_nanos = plane->transport_->NowNanos();
   // The pins live as long as this closure.
-  call->Respond({.header = ToHeader(fetch->reply),
-                 .payload = std::move(payload),
-                 .done = [fetch, plane, start_nanos](const absl::Status& status) {
-                   if (!status.ok() || fetch->blocks.empty()) return;
-                   plane->fetch_seconds_.Observe(
-                       static_cast<double>(plane->transport_->NowNanos() - start_nanos) * 1e-9);
-                 }});
+  call->Respond(
+      {.header = ToHeader(fetch->reply),
+       .payload = std::move(payload),
+       .payload_memory = fetch->memory == Tier::kGpu ? MemoryKind::kCuda : MemoryKind::kHost,
+       .done = [fetch, plane, start_nanos](const absl::Status& status) {
+         if (!status.ok() || fetch->blocks.empty()) return;
+         plane->fetch_seconds_.Observe(
+             static_cast<double>(plane->transport_->NowNanos() - start_nanos) * 1e-9);
+       }});
 }
 
 }  // namespace kvmill

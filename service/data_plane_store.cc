@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/data_plane_calls.h"
+#include "service/request.h"
 #include "service/store_chunk.h"
 #include "storage/core/status_macros.h"
 
@@ -38,6 +39,7 @@ void DataPlane::StartStore(const PeerPtr& peer, v1::DataStore request,
   auto store = std::make_shared<StoreCall>();
   store->running = std::move(running);
   store->peer = peer;
+  store->request = CurrentRequest();
   store->call = std::move(call);
   store->chunk = std::move(*request.mutable_chunk());
   store->bytes = store->call->payload_bytes();
@@ -126,6 +128,7 @@ void DataPlane::GiveBack(Slab slab) {
 }
 
 void DataPlane::Write(const StoreCallPtr& store) {
+  const ServedRequest served(store->request);
   const v1::StoreChunk& chunk = store->chunk;
   v1::DataStoreReply reply;
   const absl::Status status = [&]() -> absl::Status {
@@ -184,8 +187,10 @@ void DataPlane::StartDurable(const PeerPtr& peer, const v1::DataDurable& request
   // std::function wants its captures to be copied.
   auto held = std::make_shared<StoreCall>();
   held->running = std::move(running);
+  held->request = CurrentRequest();
   held->call = std::move(call);
   context_.io_pool.Post([this, held, ids] {
+    const ServedRequest served(held->request);
     std::vector<absl::Status> results(ids->size());
     absl::Status durable = context_.store.MakeDurable(*ids, absl::MakeSpan(results));
     for (std::size_t i = 0; durable.ok() && i < results.size(); ++i) {

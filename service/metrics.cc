@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -48,6 +49,8 @@ struct Source {
   PeerPull::Stats pulled{};
   ClusterBlocks::CopyStats copies{};
   ClusterTickets::Stats tickets{};
+  PullTransports::Snapshot pulled_by{};
+  PullTransports::Snapshot ticket_pages_by{};
   EventJournal::Stats events{};
 };
 
@@ -116,7 +119,26 @@ void PerHitTier(const Source& s, MetricFamily* out, Member member) {
   if (s.cluster != nullptr) Add(out, (s.stats.*member)[kPeer], {{"tier", TierName(Tier::kPeer)}});
 }
 
-// What other nodes are asked goes by gRPC; the blocks that they have are counted by themselves.
+// What their blocks came by last; gRPC, by which they are asked, before any did.
+void PeerInfo(const Source& s, MetricFamily* out) {
+  if (s.cluster == nullptr) return;
+  for (const auto& [peer, stats] : s.cluster->peer_stats()) {
+    std::string transport = "grpc";
+    for (const PullTransports::Snapshot* pulls : {&s.ticket_pages_by, &s.pulled_by}) {
+      const auto known = pulls->last.find(peer);
+      if (known != pulls->last.end()) transport = known->second;
+    }
+    Add(out, 1.0, {{"peer", peer}, {"transport", transport}});
+  }
+}
+
+// Of gRPC in any case: without a cluster there is one series, of zero.
+void PerTransport(std::map<std::string, std::uint64_t> bytes, MetricFamily* out) {
+  bytes.emplace("grpc", 0);
+  for (const auto& [transport, value] : bytes) Add(out, value, {{"transport", transport}});
+}
+
+// What other nodes are asked goes by gRPC.
 template <typename Value>
 void PerPeer(const Source& s, MetricFamily* out, Value value) {
   if (s.cluster == nullptr) return;
@@ -405,6 +427,13 @@ const Family kFamilies[] = {
          Add(out, connections, {{"transport", transport}});
        }
      }},
+    {"data_gpu_bytes_total", MetricType::Counter, "memory",
+     "Bytes of blocks on the GPU that the data plane sent: from there (gpu), or from a copy "
+     "(host).",
+     [](const Source& s, MetricFamily* out) {
+       Add(out, s.data.gpu_bytes_from_gpu, {{"memory", "gpu"}});
+       Add(out, s.data.gpu_bytes_from_host, {{"memory", "host"}});
+     }},
     {"data_connections", MetricType::Gauge, "", "Connections of the UCX data plane.",
      [](const Source& s, MetricFamily* out) { Add(out, s.data.connections); }},
     {"data_hosts", MetricType::Gauge, "", "Hosts that may reach UCX's ports.",
@@ -453,10 +482,8 @@ const Family kFamilies[] = {
        Add(out, s.members.stale || s.members.keeping ? 1.0 : 0.0);
      }},
     {"peer_info", MetricType::Gauge, "peer transport",
-     "Constant 1 for each other node of the cluster.",
-     [](const Source& s, MetricFamily* out) {
-       PerPeer(s, out, [](const GrpcPeers::PeerStats&) { return 1.0; });
-     }},
+     "Constant 1 for each other node of the cluster, with what its blocks came by last, or grpc.",
+     PeerInfo},
     {"peer_requests_total", MetricType::Counter, "peer transport",
      "Questions that another node was asked.",
      [](const Source& s, MetricFamily* out) {
@@ -474,8 +501,9 @@ const Family kFamilies[] = {
        Add(out, s.pulled.missing_blocks, {{"result", "miss"}});
        Add(out, s.pulled.damaged_blocks, {{"result", "damaged"}});
      }},
-    {"pulled_bytes_total", MetricType::Counter, "", "Bytes of the blocks that were stored so.",
-     [](const Source& s, MetricFamily* out) { Add(out, s.pulled.bytes); }},
+    {"pulled_bytes_total", MetricType::Counter, "transport",
+     "Bytes of the blocks that were stored so, by what they came by.",
+     [](const Source& s, MetricFamily* out) { PerTransport(s.pulled_by.bytes, out); }},
     {"replication_bytes_total", MetricType::Counter, "",
      "Bytes of the blocks of others that this node copied to keep them.",
      [](const Source& s, MetricFamily* out) { Add(out, s.copies.copied.copied_bytes); }},
@@ -534,8 +562,9 @@ const Family kFamilies[] = {
        Add(out, s.tickets.pulled.pages, {{"result", "right"}});
        Add(out, s.tickets.pulled.damaged_pages, {{"result", "damaged"}});
      }},
-    {"ticket_pages_bytes_total", MetricType::Counter, "", "Bytes of the pages that were right.",
-     [](const Source& s, MetricFamily* out) { Add(out, s.tickets.pulled.bytes); }},
+    {"ticket_pages_bytes_total", MetricType::Counter, "transport",
+     "Bytes of the pages that were right, by what they came by.",
+     [](const Source& s, MetricFamily* out) { PerTransport(s.ticket_pages_by.bytes, out); }},
     {"events_total", MetricType::Counter, "event",
      "Events of blocks, of all tenants that have or had a reader, by kind.",
      [](const Source& s, MetricFamily* out) {
@@ -592,6 +621,8 @@ std::vector<MetricFamily> Metrics::Collect(NamespaceNames names) const {
     source.pulled = source.cluster->pull_stats();
     source.copies = source.cluster->copy_stats();
     source.tickets = cluster->tickets().stats();
+    source.pulled_by = source.cluster->pull_transports().snapshot();
+    source.ticket_pages_by = cluster->tickets().transports().snapshot();
   }
   if (events_ != nullptr) source.events = events_->stats();
   std::vector<MetricFamily> families;

@@ -109,6 +109,11 @@ void WarnIfNobodyIsNamed(const Config& config, const Identities& identities) {
                           ": names no certificate and no token: over TCP only nodes come in"));
 }
 
+RdmaUse RdmaUseOf(const Config& config) {
+  if (config.rdma == "required") return RdmaUse::kRequired;
+  return config.rdma == "expected" ? RdmaUse::kExpected : RdmaUse::kAuto;
+}
+
 void SetCommonArguments(grpc::ServerBuilder& builder) {
   for (const auto& [name, value] : BulkChannelArgs()) builder.AddChannelArgument(name, value);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
@@ -385,6 +390,7 @@ absl::Status Node::Impl::StartDataPlane() {
     UcxOptions ucx;
     ucx.listen = {address.ToString()};
     ucx.only_admitted = true;
+    ucx.rdma = RdmaUseOf(config_);
     ucx.family = address.is_ipv6() ? AddressFamily::kIpv6 : AddressFamily::kIpv4;
     DataPlane::Options options;
     options.plaintext = config_.data_plane_plaintext;
@@ -404,6 +410,12 @@ absl::Status Node::Impl::StartDataPlane() {
     }
     data_plane_ = *std::move(plane);
     context_->data_plane = data_plane_.get();
+    if (config_.gpu_bytes > 0) {
+      LogInfo(absl::StrCat("data plane: blocks on the GPU are sent ",
+                           data_plane_->sends_gpu_memory()
+                               ? "from there"
+                               : "by way of host memory: UCX has no CUDA here, or it encrypts"));
+    }
     if (config_.data_plane_plaintext) {
       LogWarning("--data-plane-plaintext: blocks travel unencrypted between hosts");
     }
@@ -514,6 +526,7 @@ absl::Status Node::Impl::StartCluster() {
                           MakeMembershipOptions(config_, listen_address_, admin_address_,
                                                 context_->boot_id, listener_->holder()));
   options.clients.data_plane_plaintext = config_.data_plane_plaintext;
+  options.clients.rdma = RdmaUseOf(config_);
   options.clients.tls = config_.tls;
   options.blocks.peer_nanos = absl::ToInt64Nanoseconds(config_.peer_timeout);
   options.blocks.copies = config_.copies;

@@ -47,6 +47,7 @@ absl::StatusOr<PeerClients::PeerPtr> PeerClients::Get(const Member& member) {
   options.address = member.address;
   options.path = options_.path;
   options.data_plane_plaintext = options_.data_plane_plaintext;
+  options.rdma = options_.rdma;
   options.tls = options_.tls;
   options.encode_threads = 1;  // It neither encodes nor verifies.
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(options);

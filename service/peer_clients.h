@@ -44,6 +44,7 @@ class PeerClients {
   struct Options {
     DataPath path = DataPath::kAuto;
     bool data_plane_plaintext = false;  // As this node's own data plane.
+    RdmaUse rdma = RdmaUse::kAuto;      // Likewise.
     TlsFiles tls{};                     // Of connections to peers.
     std::size_t clients_max = 64;
     std::int64_t idle_nanos = 60'000'000'000;

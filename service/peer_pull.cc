@@ -290,6 +290,7 @@ void PeerPull::StartBatch(Peers::CallId call, Op* op, std::size_t count) {
   op->batches.push_back(batch);
   const std::uint64_t bytes = count * op->block_bytes;
   Take(op->peer, count, bytes);
+  const RequestScope scope(op->request);
   const std::int64_t left_nanos =
       std::max<std::int64_t>(1'000'000, op->deadline_nanos - loop_.clock().MonotonicNanos());
   batch->Start(*op->peer->client(), absl::Nanoseconds(left_nanos),
@@ -309,6 +310,7 @@ void PeerPull::BatchEnded(Peers::CallId call, const PeerPtr& peer, std::size_t f
                           const std::shared_ptr<PullBatch>& batch, PullBatch::Result result) {
   counters_.blocks.fetch_add(result.sealed_blocks, std::memory_order_relaxed);
   counters_.bytes.fetch_add(result.bytes, std::memory_order_relaxed);
+  if (result.bytes > 0) transports_.Came(peer->member().id, result.transport, result.bytes);
   const auto found = ops_.find(call);
   const absl::Status known = clients_.Check(peer);
   if (found != ops_.end()) {

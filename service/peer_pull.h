@@ -25,17 +25,19 @@
 #include <vector>
 
 #include "client/client.h"
+#include "client/request_context.h"
 #include "service/cluster/loop.h"
 #include "service/cluster/peers.h"
 #include "service/peer_clients.h"
 #include "service/pull_batch.h"
+#include "service/pull_transports.h"
 #include "storage/core/worker_pool.h"
 #include "storage/tiered_store.h"
 
 namespace kvmill {
 
-// Lives on the loop, or ends when the loop has stopped; the others outlive it. Only stats() is for
-// any thread.
+// Lives on the loop, or ends when the loop has stopped; the others outlive it. Only stats() and
+// transports() are for any thread.
 class PeerPull final {
  public:
   struct Options {
@@ -84,6 +86,7 @@ class PeerPull final {
     std::uint64_t blocks_in_flight = 0, bytes_in_flight = 0;
   };
   Stats stats() const;
+  const PullTransports& transports() const { return transports_; }
 
  private:
   using PeerPtr = PeerClients::PeerPtr;
@@ -106,6 +109,7 @@ class PeerPull final {
     std::vector<std::shared_ptr<PullBatch>> batches;  // That run.
     Loop::TimerId timer = 0;
     Peers::Done<std::vector<absl::Status>> done;
+    RequestPtr request = CurrentRequest();  // For which it is: batches carry it.
   };
 
   absl::Status Check(const RunKeys& blocks, std::int64_t deadline_nanos) const;
@@ -144,6 +148,8 @@ class PeerPull final {
     std::atomic<std::uint64_t> pulls{0}, failed_pulls{0}, blocks{0}, bytes{0}, missing_blocks{0},
         damaged_blocks{0}, blocks_in_flight{0}, bytes_in_flight{0};
   } counters_;
+
+  PullTransports transports_;
 
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   WorkerPool sealers_;  // Last: what they run uses the rest.

@@ -118,6 +118,7 @@ void PullBatch::Drop() {
   result.sealed_blocks = sealed_blocks_.load(std::memory_order_relaxed);
   result.bytes = bytes_.load(std::memory_order_relaxed);
   if (fetched_.ok()) {
+    result.transport = fetched_->transport;
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       absl::Status status = fetched_->blocks[i].status;
       if (status.ok()) status = blocks_[i].status;

@@ -31,6 +31,7 @@ class PullBatch final : public FetchSink, public std::enable_shared_from_this<Pu
     absl::StatusOr<std::vector<absl::Status>> blocks = std::vector<absl::Status>();
     std::uint64_t sealed_blocks = 0;  // In one group at least.
     std::uint64_t bytes = 0;          // Of pages.
+    std::string transport;            // That they came by; empty: the fetch failed.
   };
 
   // `ns` is the namespace `namespace_id` of the store. Blocks are taken from the process with this

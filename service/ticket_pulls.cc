@@ -27,6 +27,8 @@ class TicketPulls::PagePull final : public TicketPageSink {
 
   std::size_t page_count() const { return pages_.size(); }
 
+  void ComesBy(absl::string_view transport) override { transport_ = std::string(transport); }
+
   absl::Span<std::byte> PageMemory(std::size_t page, std::uint32_t page_bytes) override {
     Page& of = pages_[page];
     if (of.memory == nullptr) return {};
@@ -57,6 +59,7 @@ class TicketPulls::PagePull final : public TicketPageSink {
   const absl::Status& status() const { return status_; }
   const std::vector<Landed>& landed() const { return landed_; }
   std::uint64_t bytes() const { return bytes_; }
+  const std::string& transport() const { return transport_; }
   std::uint64_t damaged() const { return damaged_; }
   const std::string& why() const { return why_; }  // Of the first damaged one.
 
@@ -70,6 +73,7 @@ class TicketPulls::PagePull final : public TicketPageSink {
   std::vector<Page> pages_;
   absl::Status status_;
   std::vector<Landed> landed_;
+  std::string transport_;
   std::uint64_t bytes_ = 0;
   std::uint64_t damaged_ = 0;
   std::string why_;
@@ -136,6 +140,7 @@ void TicketPulls::Ended(CallId id, const PeerClients::PeerPtr& peer, const Membe
   }
   for (const Landed& landed : pull->landed()) counts_.pages += landed.layers.count();
   counts_.bytes += pull->bytes();
+  if (pull->bytes() > 0) transports_.Came(producer.id, pull->transport(), pull->bytes());
   counts_.damaged_pages += pull->damaged();
   if (pull->damaged() > 0) {
     LogWarning(absl::StrCat("cluster: node \"", producer.id, "\" at ", producer.address, " sent ",

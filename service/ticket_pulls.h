@@ -18,6 +18,7 @@
 #include "service/grpc_peers.h"
 #include "service/loop_mail.h"
 #include "service/peer_clients.h"
+#include "service/pull_transports.h"
 #include "service/ticket_copies.h"
 #include "storage/core/worker_pool.h"
 
@@ -55,6 +56,7 @@ class TicketPulls final : public TicketPeers {
     std::uint64_t damaged_pages = 0;
   };
   const Counts& counts() const { return counts_; }
+  const PullTransports& transports() const { return transports_; }  // From any thread.
 
  private:
   class PagePull;
@@ -72,6 +74,7 @@ class TicketPulls final : public TicketPeers {
   CallId next_ = 1;                                    // Of pulls, which are odd; GrpcPeers' are
   std::map<CallId, Done<std::vector<Landed>>> pulls_;  //   doubled.
   Counts counts_;
+  PullTransports transports_;
 };
 
 }  // namespace kvmill

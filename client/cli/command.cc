@@ -172,6 +172,14 @@ void CommandLine::AddPath(CLI::App& app, bool* map) {
       ->type_name("PATH");
   app.add_flag("--data-plane-plaintext", flags_.data_plane_plaintext,
                "UCX without encryption, as the daemon was started");
+  const std::map<std::string, RdmaUse> uses = {
+      {"auto", RdmaUse::kAuto}, {"expected", RdmaUse::kExpected}, {"required", RdmaUse::kRequired}};
+  app.add_option_function<std::string>(
+         "--rdma", [this, uses](const std::string& name) { flags_.rdma = uses.at(name); },
+         "UCX without RDMA: expected warns, required does not use it, auto (default) warns where "
+         "this host has RDMA")
+      ->check(CLI::IsMember(uses))
+      ->type_name("USE");
 }
 
 int CommandLine::Run(int argc, char** argv) {
@@ -246,6 +254,7 @@ absl::StatusOr<Client::Options> ClientOptions(const CommonFlags& flags) {
   options.timeout = flags.timeout;
   options.path = flags.path;
   options.data_plane_plaintext = flags.data_plane_plaintext;
+  options.rdma = flags.rdma;
   options.tls = flags.tls;
   options.token = flags.token;
   if (!flags.token_file.empty()) {

@@ -28,6 +28,7 @@ struct CommonFlags {
   // Of commands with AddPath.
   DataPath path = DataPath::kAuto;
   bool data_plane_plaintext = false;
+  RdmaUse rdma = RdmaUse::kAuto;
   // To a daemon over TCP.
   TlsFiles tls;
   std::string token_file;  // Empty: `token`.
@@ -52,8 +53,8 @@ class CommandLine {
   CLI::App* Add(CLI::App& parent, const std::string& name, const std::string& summary,
                 const std::string& help, Body body);
 
-  // --path and --data-plane-plaintext, for commands that move blocks. With `map` --path takes `map`
-  // too, which sets it.
+  // --path, --data-plane-plaintext and --rdma, for commands that move blocks. With `map` --path
+  // takes `map` too, which sets it.
   void AddPath(CLI::App& app, bool* map = nullptr);
 
   // Reads the command line and runs the command. The exit code.

@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/request_metadata.h"
 
 namespace kvmill {
 namespace {
@@ -144,6 +147,34 @@ TEST(RequestContextTest, ScopesAreOfTheirThreadAndNest) {
     EXPECT_EQ(CurrentRequest()->traceparent, kGood);
   }
   EXPECT_EQ(CurrentRequest(), nullptr);
+}
+
+TEST(RequestContextTest, AHeaderOfTheDataPlaneTakesWhatItHasRoomFor) {
+  const RequestPtr request = std::make_shared<const RequestContext>(RequestContext{
+      .request_id = "id", .traceparent = kGood, .tracestate = "a=" + std::string(250, 'x')});
+  EXPECT_EQ(RequestOf(v1::DataRequest()), nullptr);
+  v1::DataRequest header;
+  AddRequest(nullptr, &header);
+  EXPECT_FALSE(header.has_trace());
+  const std::pair<std::size_t, int> cases[] = {{1000, 3}, {330, 3}, {200, 2}, {20, 0}};
+  for (const auto& [room, what] : cases) {
+    header.Clear();
+    header.mutable_fetch()->add_keys(std::string(kCallHeaderBytesMax - room, 'k'));
+    const std::size_t before = header.ByteSizeLong();
+    AddRequest(request, &header);
+    EXPECT_LE(header.ByteSizeLong(), kCallHeaderBytesMax);
+    EXPECT_LE(header.ByteSizeLong() - before, RequestBytes(request));
+    const RequestPtr read = RequestOf(header);
+    ASSERT_EQ(read != nullptr, what > 0) << room;
+    if (read == nullptr) continue;
+    EXPECT_EQ(read->request_id, "id");
+    EXPECT_EQ(read->traceparent, kGood);
+    EXPECT_EQ(read->tracestate, what == 3 ? request->tracestate : "") << room;
+  }
+  // What is wrong is left out.
+  header.mutable_trace()->set_request_id("a b");
+  header.mutable_trace()->set_traceparent(kGood + "x");
+  EXPECT_EQ(RequestOf(header), nullptr);
 }
 
 }  // namespace

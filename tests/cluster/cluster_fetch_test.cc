@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/mapped_blocks.h"
+#include "client/request_context.h"
 #include "tests/cluster/cluster_fixture.h"
 
 namespace kvmill::testing {
@@ -185,6 +186,39 @@ TEST_F(ClusterFetchTest, AFetchOverUcxFindsThem) {
   EXPECT_EQ(Fetch("d", KeysOf("s", kBlocks)), stored);
   EXPECT_THAT(Metrics("d"), HasSubstr("kvmill_pulled_blocks_total{result=\"stored\"} 70\n"));
   EXPECT_EQ(HitsOn("d", "s", {.local_only = true}), kBlocks);
+}
+
+// What carries blocks between nodes is told of each node, counted and logged; and who asked for
+// them is known where they come from.
+TEST_F(ClusterFetchTest, BetweenNodesWithADataPlaneItCarriesTheBlocksAndTheRequest) {
+  peer_timeout_ = "10s";
+  const std::vector<std::string> more = {"--ucx",       "127.0.0.1",   "--peer-timeout",
+                                         peer_timeout_, "--log-level", "debug"};
+  for (const char* name : {"a", "b"}) StartNode(name, name, kLongLease, more);
+  for (const char* name : {"a", "b"}) {
+    Until([&] { return MembersOf(name) == "a b"; });
+    ns_[name] = OpenOn(name);
+  }
+  Sequence values(SmallSpec(), kBlocks * SmallSpec().block_tokens, 1);
+  ASSERT_TRUE(ClientOf("a").Store(ns_["a"], values.Blocks("s"), {}).ok());
+  Until([&] { return HitsOn("b", "s") == kBlocks; });
+  EXPECT_THAT(Metrics("b"), HasSubstr("kvmill_peer_info{peer=\"a\",transport=\"grpc\"} 1\n"));
+  EXPECT_THAT(Metrics("b"), HasSubstr("kvmill_pulled_bytes_total{transport=\"grpc\"} 0\n"));
+  {
+    const RequestScope scope({.request_id = "pull-7"});
+    ComesWholeTo("b", "s");
+  }
+  const std::string metrics = Metrics("b");
+  EXPECT_THAT(metrics, HasSubstr("kvmill_peer_info{peer=\"a\",transport=\"tcp/lo\"} 1\n"));
+  EXPECT_EQ(metrics.find("kvmill_peer_info{"), metrics.rfind("kvmill_peer_info{")) << "one a peer";
+  EXPECT_GT(CountIn(metrics, "kvmill_pulled_bytes_total{transport=\"tcp/lo\"} "), 0u);
+  EXPECT_EQ(CountIn(metrics, "kvmill_pulled_bytes_total{transport=\"grpc\"} "), 0u);
+  EXPECT_THAT(nodes_["b"].process->standard_error(),
+              HasSubstr("cluster: blocks of node \"a\" come by tcp/lo"));
+  const std::string log = nodes_["a"].process->standard_error();
+  const std::size_t at = log.find("data plane: a fetch of ");
+  ASSERT_NE(at, log.npos);
+  EXPECT_THAT(log.substr(at, log.find('\n', at) - at), HasSubstr("request_id=pull-7"));
 }
 
 TEST_F(ClusterFetchTest, AFetchFromTheMiddleFindsItsBlocksByAnchorOrHint) {

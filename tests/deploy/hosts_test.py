@@ -178,7 +178,11 @@ class HostsTest(unittest.TestCase):
         self.assertRegex(said, r"(?m)^misses +0$")
         self.assertLess(self.metric(2, r"kvmill_peer_failures_total\{.*\}"), self.metric(2, r"kvmill_peer_requests_total\{.*\}"))
         self.assertEqual(self.metric(2, r'kvmill_pulled_blocks_total\{result="stored"\}'), BLOCKS)
+        # What the second one sees of what it pulled is on its own page, and not among the bytes of its own data plane.
         self.assertGreater(self.metric(1, r'kvmill_bytes_total\{direction="out",path="ucx",.*\}'), 0)
+        self.assertEqual(self.metric(2, r'kvmill_peer_info\{peer="node-1",transport="tcp/[^"]*"\}'), 1)
+        self.assertGreater(self.metric(2, r'kvmill_pulled_bytes_total\{transport="tcp/[^"]*"\}'), 0)
+        self.assertEqual(self.metric(2, r'kvmill_pulled_bytes_total\{transport="grpc"\}'), 0)
 
         self.assertIn("blocks", self.block("client", 2))
         self.shell(re.sub("--tls-cert.*", "", self.here(self.blocks["client"], 2)), want=1)  # Who shows nothing is nobody.

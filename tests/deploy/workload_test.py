@@ -150,8 +150,8 @@ class Case(unittest.TestCase):
         for name in ("config_refused", "config_pending_options", "log_messages_suppressed_total", "draining", "lookup_blocks_total", "lookup_tokens_total", "skipped_promotions_total", "unpromoted_blocks",
                      "data_connections", "data_hosts", "data_calls", "staging_bytes", "sessions", "leases", "leased_bytes",
                      "registrations", "lease_expirations_total", "referenced_blocks", "unwritten_blocks", "disk_write_failures_total", "assembling_blocks",
-                     "membership_stale", "pulled_bytes_total", "replication_bytes_total", "replication_queue_runs",
-                     "handing_over_blocks", "pointer_differences_total", "tickets_created_total", "ticket_pages_bytes_total",
+                     "membership_stale", "replication_bytes_total", "replication_queue_runs",
+                     "handing_over_blocks", "pointer_differences_total", "tickets_created_total",
                      "events_dropped_total", "event_readers", "event_blocks", "event_walks_total"):
             m.set(name, 0)
         m.set("metadata_bytes", (1, BIG))
@@ -168,7 +168,8 @@ class Case(unittest.TestCase):
                  ("ticket_bytes", "side", ("producer", "consumer")),
                  ("tickets_ended_total", "end", ("acknowledged", "revoked", "deadline")),
                  ("redeemed_blocks_total", "result", ("sealed", "exists", "missed")),
-                 ("ticket_pages_total", "result", ("right", "damaged"))]
+                 ("ticket_pages_total", "result", ("right", "damaged")), ("data_gpu_bytes_total", "memory", ("gpu", "host")),
+                 ("pulled_bytes_total", "transport", ("grpc",)), ("ticket_pages_bytes_total", "transport", ("grpc",))]
         for name, label, names in zeros:
             for value in names:
                 m.set(name, 0, **{label: value})

@@ -167,6 +167,40 @@ TEST_F(LogsTest, ClientsPassOnTheirScopeAndNameTheRequestInErrors) {
   EXPECT_THAT(std::string(unknown.status().message()), Not(HasSubstr("(request")));
 }
 
+TEST_F(LogsTest, CallsOfTheDataPlaneCarryTheirRequest) {
+  StartInsecure({"--ucx", "127.0.0.1", "--log-level", "debug"});
+  ASSERT_FALSE(HasFatalFailure());
+  const ClientNamespace ns = Open("n", SmallSpec());
+  Sequence sequence(SmallSpec(), 64, 3);
+  const auto client =
+      Client::Create({.address = ready_["listen"].get<std::string>(), .path = DataPath::kUcx});
+  ASSERT_TRUE(client.ok()) << client.status();
+  std::size_t begin = daemon_->standard_error().size();
+  {
+    // The connection is made meanwhile, on other threads.
+    const RequestScope scope({.request_id = "u-1", .traceparent = kTraceparent});
+    ASSERT_TRUE((*client)->Store(ns, sequence.Blocks("s"), {}).ok());
+  }
+  nlohmann::json line = LineWith("data plane: a chunk", begin);
+  EXPECT_EQ(line["request_id"], "u-1");
+  EXPECT_EQ(line["trace_id"], kTraceId);
+  EXPECT_EQ(line["span_id"], kSpanId);
+  EXPECT_THAT(line["peer"].get<std::string>(), HasSubstr("127.0.0.1:"));
+  begin = daemon_->standard_error().size();
+  PageCollector pages;
+  {
+    const RequestScope scope({.request_id = "u-2"});
+    ASSERT_TRUE((*client)->Fetch(ns, KeysOf("s", 1), pages).ok());
+  }
+  line = LineWith("data plane: a fetch of 1 keys", begin);
+  EXPECT_EQ(line["request_id"], "u-2");
+  EXPECT_FALSE(line.contains("trace_id"));
+  // Nothing of it sticks to the connection.
+  begin = daemon_->standard_error().size();
+  ASSERT_TRUE((*client)->Fetch(ns, KeysOf("s", 1), pages).ok());
+  EXPECT_THAT(daemon_->standard_error().substr(begin), Not(HasSubstr("data plane: a fetch")));
+}
+
 TEST_F(LogsTest, WhoeverIsRefusedDoesNotFloodTheLog) {
   StartInsecure();
   ASSERT_FALSE(HasFatalFailure());

@@ -369,6 +369,35 @@ TEST_F(UcxTest, EncryptionMustBeTheSameOnBothSides) {
   EXPECT_THAT(client->ucx_transport(), HasSubstr("tcp"));
 }
 
+// There is no RDMA on loopback.
+TEST_F(UcxTest, RdmaThatIsRequiredIsRefusedWithoutAndExpectedIsAWarning) {
+  daemon_ = std::make_unique<DaemonProcess>(
+      DaemonBinary(), std::vector<std::string>{"--socket", socket(), "--host-bytes", "64MiB",
+                                               "--ucx", "127.0.0.1", "--rdma", "required"});
+  EXPECT_EQ(daemon_->WaitExit().code, 1);
+  EXPECT_THAT(daemon_->standard_error(),
+              HasSubstr("--ucx 127.0.0.1: RDMA is required, and UCX has none here, only "));
+
+  StartUcx({"--rdma", "expected"});
+  EXPECT_THAT(daemon_->standard_error(), HasSubstr("warning transport: RDMA is expected, and UCX"));
+  const ClientNamespace ns = Open("n", SmallSpec());
+  Sequence sequence(SmallSpec(), 64, 3);
+  const auto refused = UcxClient({.rdma = RdmaUse::kRequired})->Store(ns, sequence.Blocks("s"), {});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("RDMA is required"));
+  EXPECT_TRUE(UcxClient({.rdma = RdmaUse::kExpected})->Store(ns, sequence.Blocks("s"), {}).ok());
+  EXPECT_THAT(daemon_->standard_error(), HasSubstr("RDMA was expected, the connection to "));
+  // Other ways are open to who did not want UCX alone.
+  const auto client =
+      Client::Create({.address = ready_["listen"].get<std::string>(), .rdma = RdmaUse::kRequired});
+  ASSERT_TRUE(client.ok()) << client.status();
+  PageCollector pages;
+  const auto fetched = (*client)->Fetch(ns, KeysOf("s", 1), pages);
+  ASSERT_TRUE(fetched.ok()) << fetched.status();
+  EXPECT_EQ(fetched->transport, "grpc");
+  EXPECT_EQ((*client)->ucx_transport(), "");
+}
+
 TEST_F(UcxTest, GoingOverGrpcBecauseOfEncryptionIsNotSilent) {
   StartUcx();
   const ClientNamespace ns = Open("n", SmallSpec());

@@ -311,6 +311,9 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
   EXPECT_THAT(std::string(CheckConfig(unparsed).message()),
               HasSubstr("--gpu-bytes 1MiB: want 0 or at least 64MiB"));
   EXPECT_EQ(check({{"ucx", "10.0.0.1"}, {"data-plane-plaintext", "true"}}), "");
+  EXPECT_EQ(check({{"ucx", "10.0.0.1"}, {"rdma", "required"}}), "");
+  EXPECT_EQ(check({{"rdma", "expected"}}), "");
+  EXPECT_THAT(check({{"rdma", "required"}}), HasSubstr("--rdma required: is of the data plane"));
   EXPECT_THAT(check({{"socket", std::string(200, 's')}}), HasSubstr("200 bytes, want 1 to 102"));
 }
 

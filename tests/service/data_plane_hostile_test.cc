@@ -226,5 +226,52 @@ TEST(DataPlaneHostileTest, LayerGroupsAreNotTakenModuloAnything) {
   world.Finish();
 }
 
+// What a later version adds is passed over, and what is wrong in a trace is left out: the call is
+// served in either case.
+TEST(DataPlaneHostileTest, WhatIsNotKnownOrWrongInAHeaderCostsNothing) {
+  World world(1, true, 1);
+  constexpr std::size_t kCalls = 3;
+  std::vector<absl::Status> answers;
+  bool asked = false;
+  EXPECT_TRUE(world.Run(
+      [&] { return answers.size() == kCalls; },
+      [&] {
+        World::Peer& peer = world.peer(0);
+        world.Connect(peer);
+        if (peer.connection == nullptr || std::exchange(asked, true)) return;
+        for (std::size_t i = 0; i < kCalls; ++i) {
+          v1::DataRequest request;
+          v1::DataFetch& fetch = *request.mutable_fetch();
+          fetch.set_fingerprint(std::string(AsBytes(world.space(Space::kRaw).fingerprint)));
+          fetch.add_keys("a key");
+          std::string header;
+          if (i == 1) {
+            request.mutable_trace()->set_request_id(std::string(100, '\xff'));
+            request.mutable_trace()->set_traceparent("none");
+          }
+          request.SerializeToString(&header);
+          if (i == 2) {  // Field 1000, a string, as a daemon of before sees field 5.
+            for (const int byte : {0xC2, 0x3E, 0x03, 0x6E, 0x65, 0x77}) {
+              header.push_back(static_cast<char>(byte));
+            }
+          }
+          Call call;
+          const auto* const bytes = reinterpret_cast<const std::byte*>(header.data());
+          call.header.assign(bytes, bytes + header.size());
+          call.timeout_nanos = 60 * kSecond;
+          call.done = [&answers](const absl::StatusOr<Response>& r) {
+            answers.push_back(r.status());
+            v1::DataFetchReply reply;
+            ASSERT_TRUE(r.ok() &&
+                        reply.ParseFromArray(r->header.data(), static_cast<int>(r->header.size())));
+            EXPECT_EQ(reply.groups_size(), 1);
+          };
+          peer.connection->Start(std::move(call));
+        }
+      }));
+  for (const absl::Status& status : answers) EXPECT_TRUE(status.ok()) << status;
+  world.Finish();
+}
+
 }  // namespace
 }  // namespace kvmill::testing

@@ -119,13 +119,26 @@ struct World::Operation {
   std::vector<StoreBlock> blocks;
 };
 
-World::World(std::uint64_t seed, bool plaintext, std::size_t peers, std::uint32_t segment_bytes)
+World::World(std::uint64_t seed, bool plaintext, std::size_t peers, std::uint32_t segment_bytes,
+             HiddenDevice* gpu)
     : network_(seed), random_(seed ^ 0x9E3779B97F4A7C15u), plaintext_(plaintext) {
   TieredStore::Options options;
   options.host_bytes = std::uint64_t{64} << 20;
   options.arena_bytes = std::uint64_t{16} << 20;
   options.blocks_max = 1 << 12;
   options.prefault = false;
+  if (gpu != nullptr) {
+    options.gpu = gpu;
+    options.gpu_bytes = std::uint64_t{32} << 20;
+    options.gpu_arena_bytes = std::uint64_t{16} << 20;
+    network_.set_nature(
+        {.copy_device = [gpu](std::byte* to, const std::byte* from, std::size_t bytes) {
+          std::byte* const real_to = gpu->Real(to);
+          const std::byte* const real_from = gpu->Real(from);
+          std::memcpy(real_to != nullptr ? real_to : to, real_from != nullptr ? real_from : from,
+                      bytes);
+        }});
+  }
   store_ = *TieredStore::Create(options, network_.clock(), nullptr);
   sessions_ = std::make_unique<SessionTable>(SessionTable::Options(), network_.clock());
   context_.reset(new ServiceContext{.store = *store_,
@@ -167,7 +180,8 @@ World::World(std::uint64_t seed, bool plaintext, std::size_t peers, std::uint32_
     transport.limits.waiting_calls_max = 16384;
     transport.grace_nanos = 100 * kMilli;
     peer->transport = *network_.MakeTransport(transport, peer->address);
-    peer->link = std::make_unique<DataLink>(TheSurroundings().connection, pool_, plaintext,
+    peer->link = std::make_unique<DataLink>(TheSurroundings().connection, pool_,
+                                            DataLink::Options{.plaintext = plaintext},
                                             /*ask=*/nullptr);
     peers_.push_back(std::move(peer));
   }

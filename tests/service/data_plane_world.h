@@ -27,6 +27,7 @@
 #include "service/data_plane.h"
 #include "service/service_context.h"
 #include "storage/core/worker_pool.h"
+#include "tests/storage/hidden_device.h"
 #include "tests/stress/stress_model.h"
 
 namespace kvmill::testing {
@@ -38,8 +39,9 @@ class World {
  public:
   static constexpr std::size_t kPeers = 2;
 
+  // `gpu`: of a tier of blocks, which the network can read. May be null; outlives it.
   World(std::uint64_t seed, bool plaintext, std::size_t peers = kPeers,
-        std::uint32_t segment_bytes = 64 << 10);
+        std::uint32_t segment_bytes = 64 << 10, HiddenDevice* gpu = nullptr);
   ~World();  // After Finish.
 
   // What a client has.
