@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -108,6 +110,64 @@ TEST_F(ClusterCopiesTest, ANodeIsKilledAndNothingIsMissing) {
   RecordProperty("copied_ms", static_cast<int>(copied.count()));
   EXPECT_EQ(Fetch("b"), stored);
   EXPECT_EQ(Fetch("c"), stored);
+}
+
+// Of the blocks that an empty node is a home of by placement it takes what its rate admits: a
+// sixteenth at first, rising for a minute (service/cluster/rate_limit.h). All of them are found
+// meanwhile, at every node.
+TEST_F(ClusterCopiesTest, ANewEmptyNodeStartsSlowly) {
+  constexpr int kSequences = 60;
+  constexpr std::uint32_t kShort = 8;  // Blocks of each: what is asked for at a time.
+  constexpr double kRate = 2 << 20;
+  constexpr double kRampSeconds = 60;
+  for (const char* name : {"a", "b"}) StartNode(name, name, kLongLease, {"--copies", "1"});
+  for (const char* name : {"a", "b"}) {
+    Until([&] { return MembersOf(name) == "a b"; });
+    OpenOn(name);
+  }
+  Sequence values(SmallSpec(), kShort * SmallSpec().block_tokens, 1);
+  double stored_bytes = 0;
+  for (int i = 0; i < kSequences; ++i) {
+    const auto stored = ClientOf("a").Store(ns_["a"], values.Blocks(absl::StrCat("s", i)), {});
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    ASSERT_EQ(stored->blocks_stored, kShort);
+    stored_bytes += static_cast<double>(stored->stored_bytes);
+  }
+  Until([&] { return CopiedOn("b") == kSequences * kShort; });
+  const auto all_found = [&](const std::string& name) {
+    int found = 0;
+    for (int i = 0; i < kSequences; ++i) {
+      const auto hits = ClientOf(name).Lookup(ns_[name], KeysOf(absl::StrCat("s", i), kShort));
+      found += hits.ok() && hits->hit_blocks == kShort ? 1 : 0;
+    }
+    return found == kSequences;
+  };
+
+  const auto begin = std::chrono::steady_clock::now();
+  StartNode("c", "c", kLongLease,
+            {"--copies", "1", "--replication-rate", absl::StrCat(static_cast<int>(kRate))});
+  OpenOn("c");
+  for (const char* name : {"a", "b", "c"}) Until([&] { return MembersOf(name) == "a b c"; });
+  // It is one of two homes of two thirds of the blocks.
+  const double share = stored_bytes / 2;
+  double copied = 0;
+  double seconds = 0;
+  bool met_the_limit = false;
+  while (copied < share && seconds < 60) {
+    copied = Metric("c", "kvmill_replication_bytes_total");
+    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const double ramp = std::min(seconds, kRampSeconds);
+    const double admitted = kRate * (seconds / 16 + 15.0 / 16 * ramp * ramp / (2 * kRampSeconds));
+    // And what it may save up, and what was begun last.
+    const double at_once = 0.1 * kRate + stored_bytes / kSequences;
+    ASSERT_LE(copied, admitted + at_once) << "after " << seconds << " s";
+    met_the_limit |= copied > 0 && kRate * seconds > 2 * (admitted + at_once);
+    for (const char* name : {"a", "b", "c"}) EXPECT_TRUE(all_found(name)) << name;
+    std::this_thread::sleep_for(Millis(100));
+  }
+  EXPECT_GE(copied, share) << "a small part is not nothing";
+  EXPECT_TRUE(met_the_limit) << "at its full rate it would have had all of it by then";
+  RecordProperty("seconds", static_cast<int>(seconds));
 }
 
 TEST_F(ClusterCopiesTest, ANodeThatLeavesHandsOverWhatOnlyItHas) {

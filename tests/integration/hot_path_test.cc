@@ -1,8 +1,8 @@
-// What a fetch over UCX and a map cost does not grow with the number of pages: no allocation, no
-// lock and no log line a page. Daemon and client share this process, so that both sides are
-// counted: every operator new, and every lock of a pthread mutex, which ours are. What UCX takes
-// from malloc is not, nor is what it takes to look at the network: how often a loop looks while
-// bytes are under way depends on how the threads get their turns.
+// What fetches, maps and stores cost does not grow with the number of pages: no allocation, no lock
+// and no log line a page. Daemon and client share this process, so that both sides are counted:
+// every operator new, and every lock of a pthread mutex, which ours are. What UCX takes from malloc
+// is not, nor is what it takes to look at the network: how often a loop looks while bytes are under
+// way depends on how the threads get their turns.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -14,6 +14,8 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -30,6 +32,7 @@
 #include "storage/core/sha256.h"
 #include "tests/count_allocations.h"
 #include "tests/integration/daemon_process.h"
+#include "tests/integration/engine_pages.h"
 
 namespace {
 
@@ -82,6 +85,7 @@ constexpr std::size_t kMany = 244;
 // What lists that double may allocate beyond those of kFew pages: several lists of each side, six
 // times each. One allocation a page would be hundreds.
 constexpr std::uint64_t kGrowth = 40;
+using Prepare = std::function<void()>;
 
 struct Cost {
   std::uint64_t allocations = ~std::uint64_t{0};
@@ -91,14 +95,16 @@ struct Cost {
 };
 
 // The least of many runs: other threads of the process count, too, now and then. Of more runs when
-// that is not `enough`, for a machine where they do so most of the time.
+// that is not `enough`, for a machine where they do so most of the time. What `prepare` does before
+// each does not count.
 template <typename Work>
-Cost CostOf(const Work& work, const Cost& enough = {}) {
+Cost CostOf(const Work& work, const Cost& enough = {}, const Prepare& prepare = nullptr) {
   Cost least;
   const auto too_much = [&] {
     return least.allocations > enough.allocations || least.locks > enough.locks;
   };
   for (int i = 0; i < 30 || (i < 300 && too_much()); ++i) {
+    if (prepare != nullptr) prepare();
     const std::uint64_t allocations_before = allocations.load();
     const std::uint64_t locks_before = locks.load();
     work();
@@ -129,90 +135,6 @@ class PageSlots : public FetchSink {
   std::vector<std::byte> memory_;
 };
 
-// Blocks of so many pages in the daemon.
-struct Stored {
-  ClientNamespace ns;
-  std::vector<BlockKey> keys;
-  std::size_t layers = 0;
-  std::size_t page_bytes = 0;
-};
-
-class HotPathTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    Config config;
-    config.socket = directory_ / "run/kvmill.sock";
-    config.listen = "127.0.0.1:0";
-    config.insecure = true;
-    config.ucx = "127.0.0.1";
-    config.data_plane_plaintext = true;
-    config.host_bytes = kHostBytesMin;
-    config.encode_threads = 1;
-    ASSERT_TRUE(CheckConfig(config).ok());
-    running_ = std::make_unique<RunningConfig>(LoadedConfig{config, {}}, "", SystemClock());
-    absl::StatusOr<std::unique_ptr<Node>> node = Node::Start(*running_, leaving_);
-    ASSERT_TRUE(node.ok()) << node.status();
-    node_ = *std::move(node);
-    const nlohmann::json ready = nlohmann::json::parse(node_->ReadyLine());
-    remote_ = Connect(ready["listen"].get<std::string>(), DataPath::kUcx);
-    local_ = Connect(absl::StrCat("unix:", config.socket), DataPath::kAuto);
-  }
-
-  static std::unique_ptr<Client> Connect(const std::string& address, DataPath path) {
-    Client::Options options;
-    options.address = address;
-    options.path = path;
-    options.data_plane_plaintext = true;
-    absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(options);
-    EXPECT_TRUE(client.ok()) << client.status();
-    return *std::move(client);
-  }
-
-  Stored Store(std::size_t layers) {
-    NamespaceSpec spec;
-    spec.model = "hot path";
-    spec.hash_scheme = "test";
-    spec.block_tokens = kTokens;
-    LayerGroup group;
-    group.head_dim = kHeadDim;
-    group.kv_heads = 1;
-    for (std::size_t layer = 0; layer < layers; ++layer) {
-      group.layers.push_back(static_cast<std::uint16_t>(layer));
-    }
-    spec.groups = {group};
-    Stored stored;
-    stored.layers = layers;
-    stored.ns = *local_->OpenNamespace(absl::StrCat("layers-", layers), spec);
-    stored.page_bytes = UniformPageBytes(FormatOf(spec, group), kTokens, SlotKind::kTile, 1);
-    std::vector<std::uint16_t> values(kTokens * kHeadDim);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      values[i] = FromFloat(static_cast<float>(i % 17) - 8.0F, spec.source_dtype);
-    }
-    LayerInput input;
-    input.k = input.v = KvView::Array(values.data(), 1, kHeadDim);
-    const std::vector<LayerInput> inputs(layers, input);
-    for (std::size_t b = 0; b < kBlocks; ++b) {
-      const Sha256Digest digest = Sha256(absl::StrCat("hot path ", layers, " ", b));
-      StoreBlock block;
-      block.key = *BlockKey::FromBytes(
-          absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
-      block.token_count = kTokens;
-      block.layers = inputs;
-      const StoreResult result = *local_->Store(stored.ns, absl::MakeConstSpan(&block, 1), {});
-      EXPECT_EQ(result.blocks_stored, 1u) << result.blocks[0].status;
-      stored.keys.push_back(block.key);
-    }
-    return stored;
-  }
-
-  TemporaryDirectory directory_;
-  std::unique_ptr<RunningConfig> running_;
-  Leaving leaving_;
-  std::unique_ptr<Node> node_;
-  std::unique_ptr<Client> remote_;  // As from another host.
-  std::unique_ptr<Client> local_;
-};
-
 // Lines on standard error, where the log goes, while it lives.
 class LogLines {
  public:
@@ -236,51 +158,228 @@ class LogLines {
   const int before_, file_;
 };
 
-void ExpectNothingAPage(const Cost& few, const Cost& many, std::size_t more_pages) {
-  EXPECT_LE(many.allocations, few.allocations + kGrowth) << "for " << more_pages << " pages more";
-  EXPECT_LE(many.locks, few.locks + kGrowth) << "for " << more_pages << " pages more";
-  // The counting counts.
-  EXPECT_GT(few.allocations, 10u);
-  EXPECT_GT(few.locks, 5u);
-}
+// Blocks of so many pages: what is in them, and how the daemon has them.
+struct Prompt {
+  ClientNamespace ns;
+  std::vector<BlockKey> keys;
+  std::size_t layers = 0;
+  std::size_t page_bytes = 0;
+  std::vector<std::uint16_t> values;  // Of every layer.
+  std::vector<LayerInput> inputs;
+
+  std::vector<StoreBlock> Blocks(std::size_t count) const {
+    std::vector<StoreBlock> blocks(count);
+    for (std::size_t b = 0; b < count; ++b) {
+      blocks[b].key = keys[b];
+      blocks[b].token_count = kTokens;
+      blocks[b].layers = inputs;
+    }
+    return blocks;
+  }
+};
+
+class HotPathTest : public ::testing::Test {
+ protected:
+  void Start(bool plaintext = true) {
+    Config config;
+    config.socket = directory_ / "run/kvmill.sock";
+    config.listen = "127.0.0.1:0";
+    config.insecure = true;
+    config.ucx = "127.0.0.1";
+    config.data_plane_plaintext = plaintext_ = plaintext;
+    config.host_bytes = kHostBytesMin;
+    config.encode_threads = 1;
+    ASSERT_TRUE(CheckConfig(config).ok());
+    running_ = std::make_unique<RunningConfig>(LoadedConfig{config, {}}, "", SystemClock());
+    absl::StatusOr<std::unique_ptr<Node>> node = Node::Start(*running_, leaving_);
+    ASSERT_TRUE(node.ok()) << node.status();
+    node_ = *std::move(node);
+    listen_ = nlohmann::json::parse(node_->ReadyLine())["listen"].get<std::string>();
+    local_ = Connect(absl::StrCat("unix:", config.socket), DataPath::kAuto);
+  }
+
+  std::unique_ptr<Client> Connect(const std::string& address, DataPath path) const {
+    Client::Options options;
+    options.address = address;
+    options.path = path;
+    options.data_plane_plaintext = plaintext_;
+    absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return *std::move(client);
+  }
+
+  Prompt Make(std::size_t layers) const {
+    NamespaceSpec spec;
+    spec.model = "hot path";
+    spec.hash_scheme = "test";
+    spec.block_tokens = kTokens;
+    LayerGroup group;
+    group.head_dim = kHeadDim;
+    group.kv_heads = 1;
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      group.layers.push_back(static_cast<std::uint16_t>(layer));
+    }
+    spec.groups = {group};
+    Prompt prompt;
+    prompt.layers = layers;
+    prompt.ns = *local_->OpenNamespace(absl::StrCat("layers-", layers), spec);
+    prompt.page_bytes = UniformPageBytes(FormatOf(spec, group), kTokens, SlotKind::kTile, 1);
+    prompt.values.resize(kTokens * kHeadDim);
+    for (std::size_t i = 0; i < prompt.values.size(); ++i) {
+      prompt.values[i] = FromFloat(static_cast<float>(i % 17) - 8.0F, spec.source_dtype);
+    }
+    LayerInput input;
+    input.k = input.v = KvView::Array(prompt.values.data(), 1, kHeadDim);
+    prompt.inputs.assign(layers, input);
+    for (std::size_t b = 0; b < kBlocks; ++b) {
+      const Sha256Digest digest = Sha256(absl::StrCat("hot path ", layers, " ", b));
+      prompt.keys.push_back(*BlockKey::FromBytes(
+          absl::string_view(reinterpret_cast<const char*>(digest.data()), digest.size())));
+    }
+    return prompt;
+  }
+  static void ExpectStored(const absl::StatusOr<StoreResult>& result, std::size_t blocks) {
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->blocks_stored, blocks) << result->blocks[0].status;
+  }
+
+  // The cost of `cost_of(prompt, enough)` with few and with many pages in each of `blocks` blocks.
+  template <typename CostOfPrompt>
+  void ExpectNothingAPage(const char* what, std::size_t blocks, const CostOfPrompt& cost_of,
+                          std::uint64_t growth = kGrowth) {
+    const Prompt few = Make(kFew);
+    const Prompt many = Make(kMany);
+    const LogLines lines;
+    const Cost of_few = cost_of(few, Cost{});
+    const Cost of_many = cost_of(many, of_few + growth);
+    EXPECT_EQ(lines.text(), "");
+    EXPECT_LE(of_many.allocations, of_few.allocations + growth) << what;
+    EXPECT_LE(of_many.locks, of_few.locks + growth) << what;
+    // The counting counts.
+    EXPECT_GT(of_few.allocations, 10u);
+    EXPECT_GT(of_few.locks, 5u);
+    std::printf("%s: %zu pages %llu allocations %llu locks, %zu pages %llu and %llu\n", what,
+                blocks * kFew, static_cast<unsigned long long>(of_few.allocations),
+                static_cast<unsigned long long>(of_few.locks), blocks * kMany,
+                static_cast<unsigned long long>(of_many.allocations),
+                static_cast<unsigned long long>(of_many.locks));
+  }
+
+  void Fetch(Client& client, const char* what) {
+    ExpectNothingAPage(what, 1, [&](const Prompt& prompt, const Cost& enough) {
+      ExpectStored(local_->Store(prompt.ns, prompt.Blocks(1), {}), 1);
+      PageSlots slots(prompt.layers, prompt.page_bytes);
+      const absl::Span<const BlockKey> one = absl::MakeConstSpan(prompt.keys).first(1);
+      std::size_t fetches = 0;
+      const auto fetch = [&] {
+        ++fetches;
+        const absl::StatusOr<FetchResult> fetched = client.Fetch(prompt.ns, one, slots);
+        EXPECT_TRUE(fetched.ok() && fetched->blocks[0].status.ok()) << fetched.status();
+      };
+      CostOf(fetch);  // Connects; and buffers that are reused grow to their sizes.
+      const Cost cost = CostOf(fetch, enough);
+      EXPECT_EQ(slots.pages, fetches * prompt.layers);
+      return cost;
+    });
+  }
+
+  // Of a block that is not there.
+  void Store(const char* what,
+             const std::function<void(const Prompt& prompt, const StoreBlock& block)>& store) {
+    ExpectNothingAPage(what, 1, [&](const Prompt& prompt, const Cost& enough) {
+      const std::vector<StoreBlock> block = prompt.Blocks(1);
+      const Prepare remove = [&] {
+        EXPECT_TRUE(local_->Remove(prompt.ns, absl::MakeConstSpan(prompt.keys).first(1)).ok());
+      };
+      const auto one = [&] { store(prompt, block[0]); };
+      CostOf(one, {}, remove);
+      return CostOf(one, enough, remove);
+    });
+  }
+
+  TemporaryDirectory directory_;
+  bool plaintext_ = true;
+  std::unique_ptr<RunningConfig> running_;
+  Leaving leaving_;
+  std::unique_ptr<Node> node_;
+  std::string listen_;  // Who comes by it is as one from another host.
+  std::unique_ptr<Client> local_;
+};
 
 TEST_F(HotPathTest, FetchOverUcx) {
-  const auto cost_of = [this](const Stored& stored, const Cost& enough) {
-    PageSlots slots(stored.layers, stored.page_bytes);
-    const absl::Span<const BlockKey> one = absl::MakeConstSpan(stored.keys).first(1);
-    std::size_t fetches = 0;
-    const auto fetch = [&] {
-      ++fetches;
-      const absl::StatusOr<FetchResult> fetched = remote_->Fetch(stored.ns, one, slots);
-      EXPECT_TRUE(fetched.ok() && fetched->blocks[0].status.ok()) << fetched.status();
-    };
-    CostOf(fetch);  // Connects; and buffers that are reused grow to their sizes.
-    const Cost cost = CostOf(fetch, enough);
-    EXPECT_EQ(slots.pages, fetches * stored.layers);
-    return cost;
+  Start();
+  const auto remote = Connect(listen_, DataPath::kUcx);
+  Fetch(*remote, "fetch over UCX");
+  EXPECT_NE(remote->ucx_transport(), "");
+}
+
+TEST_F(HotPathTest, FetchOverEncryptedUcx) {
+  Start(/*plaintext=*/false);
+  const auto remote = Connect(listen_, DataPath::kUcx);
+  Fetch(*remote, "fetch over encrypted UCX");
+  EXPECT_NE(remote->ucx_transport(), "");
+}
+
+TEST_F(HotPathTest, FetchInline) {
+  Start();
+  const auto remote = Connect(listen_, DataPath::kInline);
+  Fetch(*remote, "fetch inline");
+}
+
+TEST_F(HotPathTest, StoreOverUcx) {
+  Start();
+  const auto remote = Connect(listen_, DataPath::kUcx);
+  Store("store over UCX", [&](const Prompt& prompt, const StoreBlock& block) {
+    ExpectStored(remote->Store(prompt.ns, absl::MakeConstSpan(&block, 1), {}), 1);
+  });
+  EXPECT_NE(remote->ucx_transport(), "");
+}
+
+TEST_F(HotPathTest, StoreInline) {
+  Start();
+  const auto remote = Connect(listen_, DataPath::kInline);
+  Store("store inline", [&](const Prompt& prompt, const StoreBlock& block) {
+    ExpectStored(remote->Store(prompt.ns, absl::MakeConstSpan(&block, 1), {}), 1);
+  });
+}
+
+TEST_F(HotPathTest, StoreInlineOfPlainValues) {
+  Start();
+  Store("store inline of 16-bit values", [&](const Prompt& prompt, const StoreBlock& block) {
+    ExpectStored(local_->Store(prompt.ns, absl::MakeConstSpan(&block, 1), {}), 1);
+  });
+}
+
+TEST_F(HotPathTest, StoreFromSharedPages) {
+  Start();
+  struct Engine {
+    std::unique_ptr<EnginePages> pages;
+    std::unique_ptr<BlockList> list;
+    std::uint64_t registration = 0;
   };
-  const Stored few = Store(kFew);
-  const Stored many = Store(kMany);
-  const LogLines lines;
-  const Cost of_few = cost_of(few, {});
-  const Cost of_many = cost_of(many, of_few + kGrowth);
-  EXPECT_EQ(lines.text(), "");
-  ExpectNothingAPage(of_few, of_many, kMany - kFew);
-  EXPECT_NE(remote_->ucx_transport(), "");
-  std::printf("fetch over UCX: %zu pages %llu allocations %llu locks, %zu pages %llu and %llu\n",
-              kFew, static_cast<unsigned long long>(of_few.allocations),
-              static_cast<unsigned long long>(of_few.locks), kMany,
-              static_cast<unsigned long long>(of_many.allocations),
-              static_cast<unsigned long long>(of_many.locks));
+  std::map<std::size_t, Engine> engines;
+  Store("store from shared pages", [&](const Prompt& prompt, const StoreBlock& block) {
+    Engine& engine = engines[prompt.layers];
+    if (engine.pages == nullptr) {
+      engine.pages = std::make_unique<EnginePages>(prompt.ns.spec, 4, false, 0, 1, nullptr);
+      engine.pages->Overwrite();
+      engine.list = std::make_unique<BlockList>(prompt.ns.spec, "p", kTokens, Shuffled(4, 5));
+      engine.list->blocks[0].key = block.key;
+      engine.registration = *local_->RegisterMemory(prompt.ns, engine.pages->geometry);
+    }
+    ExpectStored(local_->StorePages(prompt.ns, engine.registration, engine.list->blocks), 1);
+  });
 }
 
 TEST_F(HotPathTest, Map) {
-  const auto cost_of = [this](const Stored& stored, const Cost& enough) {
+  Start();
+  ExpectNothingAPage("map of 4 blocks", kBlocks, [&](const Prompt& prompt, const Cost& enough) {
+    ExpectStored(local_->Store(prompt.ns, prompt.Blocks(kBlocks), {}), kBlocks);
     const auto map = [&] {
-      const absl::StatusOr<Client::MappedPtr> mapped = local_->Map(stored.ns, stored.keys);
+      const absl::StatusOr<Client::MappedPtr> mapped = local_->Map(prompt.ns, prompt.keys);
       ASSERT_TRUE(mapped.ok()) << mapped.status();
       for (std::size_t b = 0; b < kBlocks; ++b) {
-        for (std::size_t layer = 0; layer < stored.layers; ++layer) {
+        for (std::size_t layer = 0; layer < prompt.layers; ++layer) {
           ASSERT_TRUE((*mapped)->Page(b, 0, layer).ok()) << (*mapped)->status(b);
         }
       }
@@ -288,19 +387,7 @@ TEST_F(HotPathTest, Map) {
     };
     CostOf(map);
     return CostOf(map, enough);
-  };
-  const Stored few = Store(kFew);
-  const Stored many = Store(kMany);
-  const LogLines lines;
-  const Cost of_few = cost_of(few, {});
-  const Cost of_many = cost_of(many, of_few + kGrowth);
-  EXPECT_EQ(lines.text(), "");
-  ExpectNothingAPage(of_few, of_many, kBlocks * (kMany - kFew));
-  std::printf("map of %zu blocks: %zu pages %llu allocations %llu locks, %zu pages %llu and %llu\n",
-              kBlocks, kFew, static_cast<unsigned long long>(of_few.allocations),
-              static_cast<unsigned long long>(of_few.locks), kMany,
-              static_cast<unsigned long long>(of_many.allocations),
-              static_cast<unsigned long long>(of_many.locks));
+  });
 }
 
 }  // namespace

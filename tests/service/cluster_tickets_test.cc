@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <functional>
 #include <future>
 #include <memory>
@@ -20,6 +21,9 @@
 #include "kvmill/v1/peer.grpc.pb.h"
 #include "service/status_grpc.h"
 #include "service/thread_loop.h"
+#include "storage/core/mutex.h"
+#include "tests/integration/message_mutator.h"
+#include "tests/long_form.h"
 #include "tests/storage/tiered_store_fixture.h"
 
 namespace kvmill {
@@ -202,10 +206,10 @@ class ClusterTicketsTest : public TieredStoreTest {
     EXPECT_TRUE(ticket.ok()) << ticket.status();
     return ticket.value_or("");
   }
-  TicketRedeem::Outcome Redeem(const std::string& ticket) {
+  TicketRedeem::Outcome Redeem(const std::string& ticket, std::int64_t within = 300 * kSecond) {
     std::promise<TicketRedeem::Outcome> done;
     const auto redeeming = consumer_->tickets().Redeem(
-        *ParseTicket(ticket), 300 * kSecond, nullptr,
+        *ParseTicket(ticket), within, nullptr,
         [&done](const TicketRedeem::Outcome& outcome) { done.set_value(outcome); });
     return done.get_future().get();
   }
@@ -401,6 +405,79 @@ TEST_F(ClusterTicketsTest, AnswersThatCannotBeEndTheTicket) {
     Until([&] { return UsedThere() == 0; });
     NothingIsHeld();
   }
+}
+
+// Answers of any kind from a seed: each redeem ends once and soon, and whatever was sealed is
+// right.
+TEST_F(ClusterTicketsTest, WhateverAProducerSaysOnlyRightBlocksAreSealed) {
+  testing::MessageMutator mutator(testing::SeedArgument());
+  for (const std::uint64_t number : {1, 2, 3}) {
+    ASSERT_TRUE(Put(number).ok());
+    for (const char* field : {"key", "parent"}) {
+      mutator.Know(field, std::string(Key(number).view()));
+    }
+  }
+  for (const std::uint64_t value : {0, 1, 2, 3}) {
+    for (const char* field : {"block", "group", "layer_count", "finished", "state", "version"}) {
+      mutator.Know(field, value);
+    }
+  }
+  mutator.Know("token_count", kTokens);
+  for (const std::uint64_t code : {0, 0, 5}) mutator.Know("code", code);
+  Mutex mu;  // Answers are made on any thread.
+  std::uint64_t lies = 0;
+  const auto lie = [&](google::protobuf::Message* message) {
+    MutexLock lock(mu);
+    if (!mutator.OneIn(3)) return;
+    ++lies;
+    mutator.Mutate(message, 1 + static_cast<int>(mutator.Below(2)));
+  };
+  lies_.news = lie;
+  lies_.pages = [&](v1::TicketPages* pages) {
+    lie(pages);
+    MutexLock lock(mu);
+    if (!mutator.OneIn(4) || pages->bytes().empty()) return;
+    ++lies;
+    char& byte = (*pages->mutable_bytes())[mutator.Below(pages->bytes().size())];
+    byte = static_cast<char>(byte ^ 4);
+  };
+  TicketRedeem::Options impatient;
+  impatient.wait_nanos = kSecond / 50;
+  impatient.call_nanos = kSecond / 2;
+  impatient.silence_nanos = kSecond / 5;
+  Consume(impatient);
+  const NamespaceId space = other_store_->FindNamespace("default", "test")->id;
+  int sealed = 0;
+  int missed = 0;
+  int failed = 0;
+  const int redeems = ShortOrLong(60, 5'000);
+  for (int i = 0; i < redeems && !HasFailure(); ++i) {
+    const TicketRedeem::Outcome outcome = Redeem(Create({1, 2, 3}), 2 * kSecond);
+    EXPECT_TRUE(outcome.status.ok() || !outcome.status.message().empty()) << outcome.status;
+    ++(outcome.status.ok() ? sealed : failed);
+    for (const TicketRedeem::Block& block : outcome.blocks) {
+      EXPECT_NE(block.fate, TicketRedeem::Fate::kOpen);
+      missed += block.fate == TicketRedeem::Fate::kMissed ? 1 : 0;
+      if (block.fate != TicketRedeem::Fate::kSealed) continue;
+      EXPECT_TRUE(other_store_->Fetch({space, 0, block.what.key}).ok()) << "it was said to be here";
+    }
+    // Only these, and they are what was stored.
+    for (const std::uint64_t number : {1, 2, 3}) {
+      const auto copy = other_store_->Fetch({space, 0, Key(number)});
+      if (copy.ok()) {
+        EXPECT_TRUE(Holds(*copy, number));
+      }
+    }
+    ASSERT_TRUE(other_store_->Remove(space, {Key(1), Key(2), Key(3)}).ok());
+    Until([&] { return UsedThere() == 0; });
+  }
+  std::printf("%d redeemed, %d failed, %d blocks missed, %llu lies\n", sealed, failed, missed,
+              static_cast<unsigned long long>(lies));
+  EXPECT_GT(sealed, redeems / 20);
+  EXPECT_GT(failed + missed, redeems / 20);
+  EXPECT_GT(lies, static_cast<std::uint64_t>(redeems) / 2);
+  producer_->tickets().SessionEnded("engine");  // Of tickets that were said to be over.
+  NothingIsHeld();
 }
 
 // A rank is told at once what another one has seen.
