@@ -132,7 +132,7 @@ grpc::Status AdminService::Status(grpc::ServerContext* call, const v1::StatusReq
 grpc::Status AdminService::Namespaces(grpc::ServerContext* call, const v1::NamespacesRequest*,
                                       v1::NamespacesReply* reply) {
   return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Namespaces", false));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Namespaces", true));
     for (const TieredStore::NamespaceInfo& info : context_.store.Namespaces()) {
       FillNamespace(info, reply->add_namespaces());
     }
@@ -167,7 +167,7 @@ grpc::Status AdminService::Verify(grpc::ServerContext* call, const v1::VerifyReq
 grpc::Status AdminService::Quota(grpc::ServerContext* call, const v1::QuotaRequest*,
                                  v1::QuotaReply* reply) {
   return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Quota", false));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Quota", true));
     for (const TenantUsage& usage : context_.store.Usage()) {
       v1::TenantUsage* const to = reply->add_tenants();
       to->set_tenant(usage.tenant);
@@ -227,7 +227,7 @@ grpc::Status AdminService::Cluster(grpc::ServerContext* call, const v1::ClusterR
 grpc::Status AdminService::Config(grpc::ServerContext* call, const v1::ConfigRequest*,
                                   v1::ConfigReply* reply) {
   return StatusToGrpc([&]() -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Config", false));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Config", true));
     const RunningConfig& running = *context_.running_config;
     reply->set_file(running.file());
     for (const RunningConfig::Option& option : running.Options()) {
@@ -254,7 +254,7 @@ grpc::ServerUnaryReactor* AdminService::Where(grpc::CallbackServerContext* call,
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
   // True: the peers are asked, and answer later.
   const absl::StatusOr<bool> asks = [&]() -> absl::StatusOr<bool> {
-    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Where", false));
+    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Where", true));
     const Caller caller{kDefaultTenant, 0};
     KVMILL_ASSIGN_OR_RETURN(const RunQuery query, QueryFromProto(*request));
     const ClusterNode* const cluster = context_.cluster.load(std::memory_order_acquire);

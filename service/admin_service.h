@@ -42,8 +42,9 @@ class AdminService final : public v1::Admin::WithCallbackMethod_Where<v1::Admin:
                                   const v1::WhereRequest* request, v1::WhereReply* reply) override;
 
  private:
-  // The gate's verdict; one log line for an admin call that changes something, and for one that is
-  // refused. What is returned lives as long as the call is worked on.
+  // The gate's verdict; one log line for an admin call that is refused, and one for the audit when
+  // it is `audited`: it changes something, or says names or keys. What is returned lives as long as
+  // the call is worked on.
   absl::StatusOr<std::unique_ptr<ServedRequest>> Enter(grpc::ServerContextBase* call,
                                                        absl::string_view method,
                                                        bool audited) const;

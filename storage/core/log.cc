@@ -17,14 +17,22 @@
 namespace kvmill {
 namespace {
 
+spdlog::logger* NewLogger() {
+  auto* made = new spdlog::logger("kvmill", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  made->set_pattern("%v");  // Lines come whole.
+  made->flush_on(spdlog::level::debug);
+  return made;
+}
+
 // Leaked on purpose, as the limiter below: threads may log while the process exits.
 spdlog::logger& Logger() {
-  static spdlog::logger* logger = [] {
-    auto* made = new spdlog::logger("kvmill", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made->set_pattern("%v");  // Lines come whole.
-    made->flush_on(spdlog::level::debug);
-    return made;
-  }();
+  static spdlog::logger* logger = NewLogger();
+  return *logger;
+}
+
+// Whoever may change the level does not silence what says who did.
+spdlog::logger& AuditLogger() {
+  static spdlog::logger* logger = NewLogger();
   return *logger;
 }
 
@@ -41,13 +49,13 @@ absl::string_view NameOf(spdlog::level::level_enum level) {
   return absl::string_view(name.data(), name.size());
 }
 
-void Write(spdlog::level::level_enum level, absl::string_view message,
+void Write(spdlog::logger& logger, spdlog::level::level_enum level, absl::string_view message,
            absl::Span<const LogField> fields, LogField more = {}) {
   std::vector<LogField> all = FieldsOfThread();
   all.insert(all.end(), fields.begin(), fields.end());
   if (!more.name.empty()) all.push_back(std::move(more));
   const auto line = as_json.load(std::memory_order_relaxed) ? &JsonLine : &TextLine;
-  Logger().log(level, spdlog::string_view_t(line(absl::Now(), NameOf(level), message, all)));
+  logger.log(level, spdlog::string_view_t(line(absl::Now(), NameOf(level), message, all)));
 }
 
 void Log(spdlog::level::level_enum level, absl::string_view message,
@@ -56,11 +64,11 @@ void Log(spdlog::level::level_enum level, absl::string_view message,
   const LogLimiter::Answer answer = Limiter().Admit(file, line, SystemClock().MonotonicNanos());
   switch (answer.verdict) {
     case LogLimiter::Verdict::kLog:
-      return Write(level, message, fields);
+      return Write(Logger(), level, message, fields);
     case LogLimiter::Verdict::kLogAfterGap:
-      return Write(level, message, fields, {"left_out", absl::StrCat(answer.left_out)});
+      return Write(Logger(), level, message, fields, {"left_out", absl::StrCat(answer.left_out)});
     case LogLimiter::Verdict::kLogThatFull:
-      return Write(level,
+      return Write(Logger(), level,
                    absl::StrCat("more lines of one kind are left out for up to ", kLogWindowSeconds,
                                 " s, after ", kLogLinesMax, ": ", message),
                    fields);
@@ -109,9 +117,7 @@ void LogError(absl::string_view message, absl::Span<const LogField> fields, cons
 }
 
 void LogAudit(absl::string_view message, absl::Span<const LogField> fields) {
-  if (Logger().should_log(spdlog::level::info)) {
-    Write(spdlog::level::info, message, fields, {"audit", "true"});
-  }
+  Write(AuditLogger(), spdlog::level::info, message, fields, {"audit", "true"});
 }
 
 LogScope::LogScope(Fields fields, const void* of)

@@ -42,7 +42,8 @@ void LogWarning(absl::string_view message, absl::Span<const LogField> fields = {
                 const char* file = __builtin_FILE(), int line = __builtin_LINE());
 void LogError(absl::string_view message, absl::Span<const LogField> fields = {},
               const char* file = __builtin_FILE(), int line = __builtin_LINE());
-// What an administrator had done: as LogInfo, with the field audit, and never left out.
+// What an administrator had done: as LogInfo, with the field audit, and never left out, whatever
+// the level.
 void LogAudit(absl::string_view message, absl::Span<const LogField> fields = {});
 
 // While it lives all lines of this thread have these fields, too. One within another: the inner

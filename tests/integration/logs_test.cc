@@ -135,6 +135,41 @@ TEST_F(LogsTest, ARequestHasOneIdFromItsCallerToTheLogAndBack) {
   EXPECT_FALSE(line.contains("trace_id"));
 }
 
+// Whatever the level, and calls that only read but say names or keys, too.
+TEST_F(LogsTest, WhatAdministratorsDoIsLoggedAtEveryLevel) {
+  StartInsecure({"--log-level", "off"});
+  ASSERT_FALSE(HasFatalFailure());
+  const auto stub = v1::Admin::NewStub(
+      grpc::CreateChannel(ready_["admin"].get<std::string>(), grpc::InsecureChannelCredentials()));
+  const auto ask = [&](auto call, auto request, auto reply) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    static_cast<void>(call(&context, request, &reply));  // Its answer is not what is looked at.
+  };
+  using Context = grpc::ClientContext*;
+  ask([&](Context c, const auto& q, auto* r) { return stub->Status(c, q, r); }, v1::StatusRequest(),
+      v1::StatusReply());
+  ask([&](Context c, const auto& q, auto* r) { return stub->Cluster(c, q, r); },
+      v1::ClusterRequest(), v1::ClusterReply());
+  EXPECT_EQ(daemon_->standard_error(), "") << "these say neither, and other lines are off";
+  ask([&](Context c, const auto& q, auto* r) { return stub->Namespaces(c, q, r); },
+      v1::NamespacesRequest(), v1::NamespacesReply());
+  ask([&](Context c, const auto& q, auto* r) { return stub->Quota(c, q, r); }, v1::QuotaRequest(),
+      v1::QuotaReply());
+  ask([&](Context c, const auto& q, auto* r) { return stub->Config(c, q, r); }, v1::ConfigRequest(),
+      v1::ConfigReply());
+  ask([&](Context c, const auto& q, auto* r) { return stub->Where(c, q, r); }, v1::WhereRequest(),
+      v1::WhereReply());
+  ask([&](Context c, const auto& q, auto* r) { return stub->Verify(c, q, r); }, v1::VerifyRequest(),
+      v1::VerifyReply());
+  std::vector<std::string> methods;
+  for (const nlohmann::json& line : Lines()) {
+    EXPECT_EQ(line["audit"], "true") << line;
+    methods.push_back(line["method"]);
+  }
+  EXPECT_THAT(methods, ::testing::ElementsAre("Namespaces", "Quota", "Config", "Where", "Verify"));
+}
+
 TEST_F(LogsTest, ClientsPassOnTheirScopeAndNameTheRequestInErrors) {
   StartInsecure();
   ASSERT_FALSE(HasFatalFailure());

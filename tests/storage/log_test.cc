@@ -84,8 +84,12 @@ TEST(LogTest, LevelFormatScopesAndTheLimit) {
   LogInfo("plain", {{"n", "1"}});
   EXPECT_TRUE(SetLogLevel("warn").ok());
   LogInfo("below the level");
-  LogAudit("below the level");
   LogWarning("seen");
+  for (const char* level : {"warn", "error", "off"}) {
+    EXPECT_TRUE(SetLogLevel(level).ok());
+    LogAudit(absl::StrCat("at ", level));
+  }
+  LogError("below the level");
   EXPECT_TRUE(SetLogLevel("debug").ok());
   EXPECT_TRUE(SetLogFormat("json").ok());
   {
@@ -108,16 +112,19 @@ TEST(LogTest, LevelFormatScopesAndTheLimit) {
   EXPECT_TRUE(SetLogFormat("text").ok());
   EXPECT_TRUE(SetLogLevel("info").ok());
   const std::vector<std::string> lines = Lines(::testing::internal::GetCapturedStderr());
-  ASSERT_EQ(lines.size(), 4 + kLogLinesMax + 1 + kLogLinesMax + 30);
+  ASSERT_EQ(lines.size(), 7 + kLogLinesMax + 1 + kLogLinesMax + 30);
   EXPECT_THAT(lines[0], HasSubstr("info plain n=1"));
   EXPECT_THAT(lines[1], HasSubstr("warning seen"));
-  const auto in_two = nlohmann::json::parse(lines[2]);
+  EXPECT_THAT(lines[2], HasSubstr("info at warn audit=true"));
+  EXPECT_THAT(lines[3], HasSubstr("info at error audit=true"));
+  EXPECT_THAT(lines[4], HasSubstr("info at off audit=true"));
+  const auto in_two = nlohmann::json::parse(lines[5]);
   EXPECT_EQ(in_two["msg"], "in two");
   EXPECT_EQ(in_two["request_id"], "r1");
   EXPECT_EQ(in_two["peer"], "p");
-  EXPECT_EQ(nlohmann::json::parse(lines[3])["audit"], "true");
-  EXPECT_FALSE(nlohmann::json::parse(lines[3]).contains("request_id"));
-  EXPECT_THAT(lines[4 + kLogLinesMax], HasSubstr("more lines of one kind are left out"));
+  EXPECT_EQ(nlohmann::json::parse(lines[6])["audit"], "true");
+  EXPECT_FALSE(nlohmann::json::parse(lines[6]).contains("request_id"));
+  EXPECT_THAT(lines[7 + kLogLinesMax], HasSubstr("more lines of one kind are left out"));
 }
 
 }  // namespace
