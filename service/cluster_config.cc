@@ -184,6 +184,12 @@ absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config) {
   return options;
 }
 
+std::int64_t EtcdCertificateEndSeconds(const Config& config) {
+  if (config.cluster == "none" || config.etcd_cert.empty()) return 0;
+  const absl::StatusOr<std::string> text = ReadFile("etcd-cert", config.etcd_cert);
+  return text.ok() ? CertificateEndSeconds(config.etcd_cert, *text).value_or(0) : 0;
+}
+
 absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,
                                                           const std::string& listen,
                                                           const std::string& admin,

@@ -26,6 +26,9 @@ absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text);
 // With the files that the options name, read now. Messages name files, never what is in them.
 absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config);
 
+// Unix time at which --etcd-cert ends, read now; 0 without one, or when it is no certificate.
+std::int64_t EtcdCertificateEndSeconds(const Config& config);
+
 // The id of this node: --node-id, or else the host's name.
 std::string NodeIdOf(const Config& config);
 

@@ -54,6 +54,25 @@ bool IsLocal(MHD_Connection* connection) {
   return IN6_IS_ADDR_LOOPBACK(&address.sin6_addr);
 }
 
+HttpServer::Asker AskerOf(MHD_Connection* connection) {
+  HttpServer::Asker asker;
+  asker.is_local = IsLocal(connection);
+  const MHD_ConnectionInfo* info =
+      MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+  if (info != nullptr && info->client_addr != nullptr) {
+    char host[NI_MAXHOST];
+    const bool is_ipv6 = info->client_addr->sa_family == AF_INET6;
+    if (getnameinfo(info->client_addr, is_ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in), host,
+                    sizeof(host), nullptr, 0, NI_NUMERICHOST) == 0) {
+      asker.host = host;
+    }
+  }
+  const char* const authorization =
+      MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION);
+  if (authorization != nullptr) asker.authorization = authorization;
+  return asker;
+}
+
 }  // namespace
 
 class HttpServer::Impl {
@@ -134,8 +153,9 @@ class HttpServer::Impl {
       return Respond(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n");
     }
     if (url == "/metrics") {
-      return Respond(connection, MHD_HTTP_OK, handlers_.metrics(IsLocal(connection)),
-                     "text/plain; version=0.0.4; charset=utf-8");
+      const absl::StatusOr<std::string> metrics = handlers_.metrics(AskerOf(connection));
+      if (!metrics.ok()) return Refuse(connection, metrics.status());
+      return Respond(connection, MHD_HTTP_OK, *metrics, "text/plain; version=0.0.4; charset=utf-8");
     }
     if (url == "/") return Respond(connection, MHD_HTTP_OK, kStatusPage, kHtml);
     if (url == "/healthz") return Respond(connection, MHD_HTTP_OK, "ok\n");
@@ -144,6 +164,12 @@ class HttpServer::Impl {
                                : Respond(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "not ready\n");
     }
     return Respond(connection, MHD_HTTP_NOT_FOUND, "/, /metrics, /healthz, /readyz\n");
+  }
+
+  static MHD_Result Refuse(MHD_Connection* connection, const absl::Status& why) {
+    return Respond(connection,
+                   absl::IsUnauthenticated(why) ? MHD_HTTP_UNAUTHORIZED : MHD_HTTP_FORBIDDEN,
+                   absl::StrCat(why.message(), "\n"));
   }
 
   static MHD_Result Respond(MHD_Connection* connection, unsigned status, const std::string& body,
@@ -159,6 +185,9 @@ class HttpServer::Impl {
           response, "Content-Security-Policy",
           "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src "
           "'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+    }
+    if (queued == MHD_YES && status == MHD_HTTP_UNAUTHORIZED) {
+      queued = MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
     }
     if (queued == MHD_YES) {  // One request a connection.
       queued = MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");

@@ -18,9 +18,14 @@ namespace kvmill {
 
 class HttpServer {
  public:
+  struct Asker {
+    std::string host;           // Numeric; empty when it is not known.
+    bool is_local = false;      // An address of the loopback interface.
+    std::string authorization;  // The header of that name; empty without.
+  };
   struct Handlers {  // Called from the thread of the server.
-    // `is_local`: who asks has an address of the loopback interface.
-    std::function<std::string(bool is_local)> metrics;
+    // UNAUTHENTICATED is answered with 401, PERMISSION_DENIED with 403, and the message.
+    std::function<absl::StatusOr<std::string>(const Asker& asker)> metrics;
     std::function<bool()> ready;
   };
 

@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 #include <utility>
 
@@ -16,7 +17,6 @@
 #include "service/callers.h"
 #include "service/cluster/registration.h"
 #include "service/config.h"
-#include "storage/core/sha256.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -24,9 +24,14 @@ namespace {
 
 constexpr absl::string_view kDigestScheme = "sha256:";
 
-std::string Digest(absl::string_view token) {
-  const Sha256Digest digest = Sha256(token);
-  return std::string(reinterpret_cast<const char*>(digest.data()), digest.size());
+using Tokens = std::vector<std::pair<Sha256Digest, Identities::Identity>>;
+
+const Identities::Identity* Find(const Tokens& tokens, const Sha256Digest& digest) {
+  const Identities::Identity* found = nullptr;
+  for (const auto& [known, identity] : tokens) {
+    if (SameDigest(known, digest)) found = &identity;
+  }
+  return found;
 }
 
 // Walks the file; every error has its place.
@@ -34,7 +39,7 @@ class Reader {
  public:
   using Map = std::unordered_map<std::string, Identities::Identity>;
 
-  Reader(const std::string& path, Map* by_name, Map* by_token)
+  Reader(const std::string& path, Map* by_name, Tokens* by_token)
       : path_(path), by_name_(*by_name), by_token_(*by_token) {}
 
   absl::Status ReadFile(const YAML::Node& root) {
@@ -72,13 +77,11 @@ class Reader {
     if (!tenants_.insert(tenant).second) {
       return At(name, absl::StrCat("tenant \"", tenant, "\" again"));
     }
-    if (!fields.IsMap()) return At(fields, "want certificates, tokens, admin, quota");
+    if (!fields.IsMap()) return At(fields, "want certificates, tokens, admin, metrics, quota");
     Identities::Identity identity{.tenant = tenant};
-    if (const YAML::Node admin = fields["admin"]; admin.IsDefined()) {
-      const std::string text = admin.IsScalar() ? admin.Scalar() : "";
-      if (text != "true" && text != "false") return At(admin, "admin: want true or false");
-      identity.admin = text == "true";
-    }
+    KVMILL_ASSIGN_OR_RETURN(identity.admin, ReadFlag(fields, "admin"));
+    KVMILL_ASSIGN_OR_RETURN(const bool metrics, ReadFlag(fields, "metrics"));
+    identity.names = metrics || identity.admin;
     for (const auto& field : fields) {
       KVMILL_ASSIGN_OR_RETURN(const std::string key, TextOf(field.first, "a key"));
       if (key == "quota") {
@@ -89,10 +92,11 @@ class Reader {
         return At(name, absl::StrCat("tenant \"", tenant,
                                      "\": names with uid- are of local users: want a quota only"));
       }
-      if (key == "admin") continue;
+      if (key == "admin" || key == "metrics") continue;
       if (key != "certificates" && key != "tokens") {
-        return At(field.first, absl::StrCat("unknown key \"", key,
-                                            "\": want certificates, tokens, admin or quota"));
+        return At(field.first,
+                  absl::StrCat("unknown key \"", key,
+                               "\": want certificates, tokens, admin, metrics or quota"));
       }
       if (!field.second.IsSequence()) return At(field.second, absl::StrCat(key, ": want a list"));
       for (const YAML::Node& entry : field.second) {
@@ -101,6 +105,14 @@ class Reader {
       }
     }
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> ReadFlag(const YAML::Node& fields, const char* key) const {
+    const YAML::Node flag = fields[key];
+    if (!flag.IsDefined()) return false;
+    const std::string text = flag.IsScalar() ? flag.Scalar() : "";
+    if (text == "true" || text == "false") return text == "true";
+    return At(flag, absl::StrCat(key, ": want true or false"));
   }
 
   absl::Status ReadCertificate(const YAML::Node& node, const Identities::Identity& identity) {
@@ -120,15 +132,17 @@ class Reader {
         !std::all_of(hex.begin(), hex.end(), absl::ascii_isxdigit)) {
       return wrong;
     }
-    if (by_token_.try_emplace(absl::HexStringToBytes(hex), identity).second) {
-      return absl::OkStatus();
-    }
-    return At(node, "this token again");
+    const std::string bytes = absl::HexStringToBytes(hex);
+    Sha256Digest digest;
+    std::memcpy(digest.data(), bytes.data(), digest.size());
+    if (Find(by_token_, digest) != nullptr) return At(node, "this token again");
+    by_token_.emplace_back(digest, identity);
+    return absl::OkStatus();
   }
 
   const std::string& path_;
   Map& by_name_;
-  Map& by_token_;
+  Tokens& by_token_;
   std::set<std::string> tenants_;
   bool has_quotas_ = false;
 };
@@ -162,13 +176,7 @@ absl::Status Identities::Read(const std::string& path) {
 absl::StatusOr<Identities::Identity> Identities::Identify(const Credentials& shown) const {
   if (open_) return Identity{kDefaultTenant, true, true};
   // A token says more than a certificate that several may share.
-  if (!shown.authorization.empty()) {
-    absl::string_view token = shown.authorization;
-    const bool is_token = absl::ConsumePrefix(&token, kTokenScheme);
-    const auto found = is_token ? by_token_.find(Digest(token)) : by_token_.end();
-    if (found != by_token_.end()) return found->second;
-    return absl::UnauthenticatedError("the token is not one that --tenants of this daemon has");
-  }
+  if (!shown.authorization.empty()) return IdentifyToken(shown.authorization);
   if (shown.names.empty()) {
     return absl::UnauthenticatedError(
         "this daemon wants to know who calls: show a certificate, or a token");
@@ -189,6 +197,21 @@ absl::StatusOr<Identities::Identity> Identities::Identify(const Credentials& sho
                                                   "\" is of no tenant that --tenants has"));
 }
 
+absl::StatusOr<Identities::Identity> Identities::IdentifyToken(
+    absl::string_view authorization) const {
+  absl::string_view token = authorization;
+  if (absl::ConsumePrefix(&token, kTokenScheme)) {
+    const Identity* const found = Find(by_token_, Sha256(token));
+    if (found != nullptr) return *found;
+  }
+  return absl::UnauthenticatedError("the token is not one that --tenants of this daemon has");
+}
+
+bool Identities::has_tokens_for_names() const {
+  return std::any_of(by_token_.begin(), by_token_.end(),
+                     [](const auto& token) { return token.second.names; });
+}
+
 std::set<std::string> Identities::LostBy(const Identities& next) const {
   std::set<std::string> lost;
   // Who needed no name before, and needs one now.
@@ -202,8 +225,8 @@ std::set<std::string> Identities::LostBy(const Identities& next) const {
     if (!is.ok() || is->tenant != was.tenant) lost.insert(was.tenant);
   }
   for (const auto& [digest, was] : by_token_) {
-    const auto is = next.by_token_.find(digest);
-    if (is == next.by_token_.end() || is->second.tenant != was.tenant) lost.insert(was.tenant);
+    const Identity* const is = Find(next.by_token_, digest);
+    if (is == nullptr || is->tenant != was.tenant) lost.insert(was.tenant);
   }
   return lost;
 }

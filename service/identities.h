@@ -5,11 +5,13 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "storage/core/sha256.h"
 
 namespace kvmill {
 
@@ -30,6 +32,7 @@ class Identities {
     std::string tenant;
     bool node = false;   // Of the cluster: may call Peer.
     bool admin = false;  // May call Admin, on --admin.
+    bool names = false;  // Its tokens show names on the metrics port.
   };
 
   // Everybody who can connect is everything: --insecure.
@@ -42,7 +45,8 @@ class Identities {
   // Adds what a file says, which is YAML (docs/security.md):
   //
   //   tenants:
-  //     NAME: {certificates: [NAME, ...], tokens: [sha256:HEX, ...], admin: true|false, quota: ...}
+  //     NAME: {certificates: [NAME, ...], tokens: [sha256:HEX, ...], admin: true|false,
+  //            metrics: true|false, quota: ...}
   //
   // What it says of quotas is read by ReadTenantQuotas (service/tenant_quotas.h). A file that says
   // nothing else names nobody: only nodes come in.
@@ -54,6 +58,8 @@ class Identities {
   // UNAUTHENTICATED: neither a certificate nor a token, or a token that nobody has.
   // PERMISSION_DENIED: a certificate that stands for nobody. Messages never have a token.
   absl::StatusOr<Identity> Identify(const Credentials& shown) const;
+  // Of a caller without TLS who shows a token: UNAUTHENTICATED also where everybody is everything.
+  absl::StatusOr<Identity> IdentifyToken(absl::string_view authorization) const;
 
   // Tenants of which somebody is no longer known, or known as somebody else, with `next` in place
   // of these.
@@ -62,14 +68,18 @@ class Identities {
   // A certificate or a token stands for somebody.
   bool names_somebody() const { return !by_name_.empty() || !by_token_.empty(); }
   bool has_tokens() const { return !by_token_.empty(); }
+  // Of those, one at least shows names on the metrics port.
+  bool has_tokens_for_names() const;
   const std::vector<std::string>& nodes() const { return nodes_; }
 
  private:
   bool open_ = true;         // To everybody.
   bool restricted_ = false;  // To those that a file names.
   std::vector<std::string> nodes_;
-  std::unordered_map<std::string, Identity> by_name_;   // Of certificates.
-  std::unordered_map<std::string, Identity> by_token_;  // By SHA-256, 32 bytes.
+  std::unordered_map<std::string, Identity> by_name_;  // Of certificates.
+  // By SHA-256. They are few, and each call compares all of them: how long that takes says nothing
+  // of a digest.
+  std::vector<std::pair<Sha256Digest, Identity>> by_token_;
 };
 
 }  // namespace kvmill

@@ -45,6 +45,7 @@ struct Source {
   const std::vector<TenantUsage>& tenants;
   RunningConfig::Stats config{};
   std::vector<EncryptionKeyUsage> keys{};
+  std::vector<Metrics::CertificateEnd> certificates{};
   // Zeros without a cluster.
   PeerPull::Stats pulled{};
   ClusterBlocks::CopyStats copies{};
@@ -242,6 +243,13 @@ const Family kFamilies[] = {
     {"log_messages_suppressed_total", MetricType::Counter, "",
      "Lines that the log left out because one place logged too many.",
      [](const Source&, MetricFamily* out) { Add(out, SuppressedLogLines()); }},
+    {"tls_certificate_end_time_seconds", MetricType::Gauge, "certificate",
+     "Unix time at which the certificate in use ends: node, of --listen, --admin and peers; etcd.",
+     [](const Source& s, MetricFamily* out) {
+       for (const Metrics::CertificateEnd& end : s.certificates) {
+         Add(out, static_cast<double>(end.unix_seconds), {{"certificate", end.certificate}});
+       }
+     }},
     {"draining", MetricType::Gauge, "", "1 while the daemon drains and refuses stores, else 0.",
      [](const Source& s, MetricFamily* out) {
        Add(out, s.context.draining.load(std::memory_order_relaxed) ? 1.0 : 0.0);
@@ -617,6 +625,7 @@ std::vector<MetricFamily> Metrics::Collect(NamespaceNames names) const {
                 tenants};
   if (context_.running_config != nullptr) source.config = context_.running_config->stats();
   if (key_usage_ != nullptr) source.keys = key_usage_();
+  source.certificates = certificate_ends_();
   if (source.cluster != nullptr) {
     source.pulled = source.cluster->pull_stats();
     source.copies = source.cluster->copy_stats();

@@ -8,6 +8,7 @@
 
 #include <prometheus/metric_family.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
@@ -20,7 +21,7 @@ namespace kvmill {
 
 class EventJournal;
 
-// Namespaces are named after tenants' models. Whoever is not known to be of this host sees one
+// Namespaces are named after tenants' models. Who may not see names (metrics_names.h) sees one
 // histogram over all of them (docs/decisions/0040-what-metrics-show.md).
 enum class NamespaceNames { kShown, kLeftOut };
 
@@ -28,14 +29,21 @@ enum class NamespaceNames { kShown, kLeftOut };
 class Metrics {
  public:
   using KeyUsage = std::function<std::vector<EncryptionKeyUsage>()>;
+  struct CertificateEnd {
+    const char* certificate = "";  // Of which connections: node, etcd.
+    std::int64_t unix_seconds = 0;
+  };
+  using CertificateEnds = std::function<std::vector<CertificateEnd>()>;
 
-  // `key_usage`: of the disk tier's files; null where nothing is encrypted.
+  // `key_usage`: of the disk tier's files; null where nothing is encrypted. `certificate_ends`: of
+  // those in use.
   Metrics(const ServiceContext& context, const EventJournal* events, double start_unix_seconds,
-          KeyUsage key_usage)
+          KeyUsage key_usage, CertificateEnds certificate_ends)
       : context_(context),
         events_(events),
         start_unix_seconds_(start_unix_seconds),
-        key_usage_(std::move(key_usage)) {}
+        key_usage_(std::move(key_usage)),
+        certificate_ends_(std::move(certificate_ends)) {}
 
   std::vector<prometheus::MetricFamily> Collect(NamespaceNames names) const;
   // In the text exposition format.
@@ -46,6 +54,7 @@ class Metrics {
   const EventJournal* const events_;
   const double start_unix_seconds_;
   const KeyUsage key_usage_;
+  const CertificateEnds certificate_ends_;
 };
 
 struct MetricInfo {

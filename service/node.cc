@@ -50,6 +50,7 @@
 #include "service/local_door.h"
 #include "service/local_peers.h"
 #include "service/metrics.h"
+#include "service/metrics_names.h"
 #include "service/node_drains.h"
 #include "service/peer_service.h"
 #include "service/service_context.h"
@@ -156,6 +157,7 @@ class Node::Impl {
   absl::Status StartMainServer();
   absl::Status StartAdminServer();
   absl::Status StartHttp();
+  absl::StatusOr<std::string> Scrape(const HttpServer::Asker& asker) const;
   absl::Status StartPublisher();
   absl::Status StartCluster();
   void StartDoor();
@@ -476,18 +478,30 @@ absl::Status Node::Impl::StartAdminServer() {
 absl::Status Node::Impl::StartHttp() {
   if (config_.metrics.empty()) return absl::OkStatus();
   KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(config_.metrics));
+  const std::int64_t etcd_end = EtcdCertificateEndSeconds(config_);
   metrics_ = std::make_unique<Metrics>(
       *context_, journal_.get(), static_cast<double>(clock_.UnixMillis()) / 1000.0,
       encrypted_disk_ == nullptr ? Metrics::KeyUsage()
-                                 : [this] { return encrypted_disk_->key_usage(); });
+                                 : [this] { return encrypted_disk_->key_usage(); },
+      [this, etcd_end] {
+        std::vector<Metrics::CertificateEnd> ends;
+        const std::int64_t node_end = ShownCertificateEndSeconds(config_.tls);
+        if (node_end != 0) ends.push_back({"node", node_end});
+        if (etcd_end != 0) ends.push_back({"etcd", etcd_end});
+        return ends;
+      });
   KVMILL_ASSIGN_OR_RETURN(
       http_,
-      HttpServer::Start(address, {[this](bool is_local) {
-                                    return metrics_->Serialize(is_local ? NamespaceNames::kShown
-                                                                        : NamespaceNames::kLeftOut);
-                                  },
+      HttpServer::Start(address, {[this](const HttpServer::Asker& asker) { return Scrape(asker); },
                                   [this] { return Ready(); }}));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Node::Impl::Scrape(const HttpServer::Asker& asker) const {
+  const absl::StatusOr<NamespaceNames> names = NamesFor(asker, *callers_->identities());
+  if (names.ok()) return metrics_->Serialize(*names);
+  LogInfo(absl::StrCat("a scrape is refused: ", names.status().message()), {{"peer", asker.host}});
+  return names.status();
 }
 
 absl::Status Node::Impl::StartPublisher() {

@@ -58,6 +58,11 @@ TlsFiles CheckedTlsFiles::copies() const {
   return copies;
 }
 
+std::int64_t CheckedTlsFiles::certificate_end_seconds() const {
+  MutexLock lock(mu_);
+  return certificate_end_seconds_;
+}
+
 void CheckedTlsFiles::UseAs(TlsUses uses) {
   MutexLock lock(mu_);
   uses_.server |= uses.server;
@@ -79,6 +84,10 @@ void CheckedTlsFiles::Look() {
   taken_ = *texts;
   ca_.Put(taken_.ca);
   pair_.Put(absl::StrCat(taken_.key, "\n", taken_.certificate));
+  if (!files_.certificate.empty()) {
+    certificate_end_seconds_ =
+        CertificateEndSeconds(files_.certificate, taken_.certificate).value_or(0);
+  }
   problem_.clear();
   if (first) return;
   LogInfo(absl::StrCat("TLS: the files changed, and are used from now on: ", files_.ca,

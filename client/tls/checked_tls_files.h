@@ -31,6 +31,8 @@ class CheckedTlsFiles {
   // Of the copies. A certificate and its key are in one file, so that they change at once. Empty
   // where the files are.
   TlsFiles copies() const;
+  // Unix time at which the certificate of the copies ends; 0 without one.
+  std::int64_t certificate_end_seconds() const;
   // From now on only files that are good for it are taken.
   void UseAs(TlsUses uses);
 
@@ -54,9 +56,10 @@ class CheckedTlsFiles {
 
   const TlsFiles files_;
   Copy ca_, pair_;
-  Mutex mu_;
+  mutable Mutex mu_;
   TlsUses uses_ ABSL_GUARDED_BY(mu_);
   TlsTexts taken_ ABSL_GUARDED_BY(mu_);
+  std::int64_t certificate_end_seconds_ ABSL_GUARDED_BY(mu_) = 0;
   std::string problem_ ABSL_GUARDED_BY(mu_);  // Empty: none.
   std::chrono::steady_clock::time_point logged_at_ ABSL_GUARDED_BY(mu_);
 };

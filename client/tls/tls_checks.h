@@ -2,6 +2,7 @@
 #ifndef KVMILL_CLIENT_TLS_TLS_CHECKS_H_
 #define KVMILL_CLIENT_TLS_TLS_CHECKS_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -22,6 +23,11 @@ absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 // That they are PEM, that the certificate is valid today and the key is its: as CheckTlsFiles,
 // which is these two. `files` names them in errors.
 absl::Status CheckTlsTexts(const TlsFiles& files, const TlsTexts& texts);
+
+// Unix time at which the first certificate of a text ends, which is what the file's owner shows;
+// those behind it lead to an authority. `path` names it in errors.
+absl::StatusOr<std::int64_t> CertificateEndSeconds(const std::string& path,
+                                                   const std::string& text);
 
 // What an end shows its certificate for. A node of a cluster does both.
 struct TlsUses {

@@ -36,13 +36,25 @@ struct Source {
 
 // Each has threads that read its files: connections of the same files share one. It is never given
 // up, as gRPC does not say when it needs it no more.
+struct Sources {
+  Mutex mu;
+  std::map<TlsFiles, std::unique_ptr<Source>> of_files ABSL_GUARDED_BY(mu);
+};
+Sources& AllSources() {
+  static auto* const sources = new Sources;
+  return *sources;
+}
+
+TlsFiles KeyOf(TlsFiles files) {
+  files.server_name.clear();
+  return files;
+}
+
 const std::shared_ptr<Provider>& ProviderOf(const TlsFiles& files, TlsUses uses) {
-  static Mutex mu;
-  static auto* const sources = new std::map<TlsFiles, std::unique_ptr<Source>>;
-  TlsFiles key = files;
-  key.server_name.clear();
-  MutexLock lock(mu);
-  std::unique_ptr<Source>& source = (*sources)[key];
+  Sources& sources = AllSources();
+  const TlsFiles key = KeyOf(files);
+  MutexLock lock(sources.mu);
+  std::unique_ptr<Source>& source = sources.of_files[key];
   if (source == nullptr) source = std::make_unique<Source>(key);
   source->checked.UseAs(uses);
   return source->provider;
@@ -61,6 +73,13 @@ std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(const TlsFiles& f
 
 void SetTlsArguments(const TlsFiles& files, grpc::ChannelArguments* arguments) {
   if (!files.server_name.empty()) arguments->SetSslTargetNameOverride(files.server_name);
+}
+
+std::int64_t ShownCertificateEndSeconds(const TlsFiles& files) {
+  Sources& sources = AllSources();
+  MutexLock lock(sources.mu);
+  const auto found = sources.of_files.find(KeyOf(files));
+  return found == sources.of_files.end() ? 0 : found->second->checked.certificate_end_seconds();
 }
 
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const TlsFiles& files,

@@ -6,6 +6,7 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "client/tls/tls_files.h"
@@ -26,6 +27,10 @@ void SetTlsArguments(const TlsFiles& files, grpc::ChannelArguments* arguments);
 // may do without: then somebody else has to ask who they are. One that is shown must be right.
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const TlsFiles& files,
                                                              bool certificate_optional);
+
+// Unix time at which the certificate ends that connections of these files show now; 0 when there
+// are no credentials of them, or none with a certificate.
+std::int64_t ShownCertificateEndSeconds(const TlsFiles& files);
 
 }  // namespace kvmill
 

@@ -139,6 +139,16 @@ absl::Status CheckTlsTexts(const TlsFiles& files, const TlsTexts& texts) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::int64_t> CertificateEndSeconds(const std::string& path,
+                                                   const std::string& text) {
+  KVMILL_ASSIGN_OR_RETURN(const auto certificates, ParseCertificates(kCertificate, path, text));
+  tm end{};
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificates.front().get()), &end) != 1) {
+    return Wrong(kCertificate, path, "the certificate does not say when it ends");
+  }
+  return static_cast<std::int64_t>(timegm(&end));
+}
+
 absl::Status CheckTlsFiles(const TlsFiles& files) {
   if (files.ca.empty()) {
     if (files.certificate.empty() && files.key.empty() && files.server_name.empty()) {

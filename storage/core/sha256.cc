@@ -1,5 +1,6 @@
 #include "storage/core/sha256.h"
 
+#include <openssl/crypto.h>
 #include <openssl/sha.h>
 
 namespace kvmill {
@@ -10,6 +11,10 @@ Sha256Digest Sha256(absl::string_view bytes) {
   SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
          reinterpret_cast<unsigned char*>(digest.data()));
   return digest;
+}
+
+bool SameDigest(const Sha256Digest& a, const Sha256Digest& b) {
+  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 }  // namespace kvmill

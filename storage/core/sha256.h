@@ -13,6 +13,8 @@ using Sha256Digest = std::array<std::byte, 32>;
 
 // Thread-safe.
 Sha256Digest Sha256(absl::string_view bytes);
+// Takes as long wherever they differ.
+bool SameDigest(const Sha256Digest& a, const Sha256Digest& b);
 
 }  // namespace kvmill
 

@@ -5,10 +5,12 @@ nobody but the daemon (ctest `status_page_test`). Screenshots are left in --out.
 status_page_test.py --bin-dir DIR --source-dir DIR --chromium PROGRAM --out DIR, with PYTHONPATH=BUILD/python.
 """
 import argparse
+import http.server
 import json
 import os
 import re
 import sys
+import threading
 import unittest
 import urllib.request
 
@@ -120,6 +122,49 @@ class StatusPageTest(unittest.TestCase):
         self.open(360, 740, mobile=True)
         self.assertEqual(self.chromium.run("document.documentElement.scrollWidth"), 360)
         self.chromium.screenshot(os.path.join(OUT, "status_page_phone.png"))
+
+    def answer_with(self, metrics):
+        """The page from a server that answers so; its address."""
+        with urllib.request.urlopen(self.url, timeout=60) as answer:
+            page = answer.read()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):  # pylint: disable=invalid-name
+                body = {"/": page, "/metrics": metrics.encode()}.get(self.path)
+                self.send_response(404 if body is None else 200)
+                self.send_header("Content-Type", "text/html; charset=utf-8" if self.path == "/" else "text/plain")
+                self.end_headers()
+                self.wfile.write(body or b"")
+
+            def log_message(self, *_):  # pylint: disable=arguments-differ
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        return f"http://127.0.0.1:{server.server_address[1]}/"
+
+    def test_it_shows_the_peers_of_a_cluster(self):
+        peers = {"node-2": (1200, 3), "node <3>": (45, 45)}  # Answers of a node of four, of which one drains.
+        lines = ['kvmill_members{state="serving"} 3', 'kvmill_members{state="draining"} 1', "kvmill_membership_stale 1"]
+        for peer, (asked, failed) in peers.items():
+            labels = f'{{peer="{peer}",transport="grpc"}}'
+            lines += [f"kvmill_peer_info{labels} 1", f"kvmill_peer_requests_total{labels} {asked}",
+                      f"kvmill_peer_failures_total{labels} {failed}"]
+        own = ("kvmill_members", "kvmill_membership_stale", "kvmill_peer_")
+        alone = [line for line in exposition.get(self.daemon.ready).splitlines() if not line.startswith(own)]
+        self.chromium.open(self.answer_with("\n".join(alone + lines) + "\n"), 1200, 900)
+        self.chromium.wait("document.querySelectorAll('#peers tr').length > 0")
+        self.assertEqual(self.table("peers"), [["node-2", "1,200", "3"], ["node <3>", "45", "45"]])
+        self.assertEqual(self.chromium.run("document.getElementById('members').textContent"),
+                         "3 nodes serve, 1 drain; that may be out of date.")
+        self.assertEqual(self.chromium.complaints(), [])
+        self.chromium.ask("Page.navigate", url="about:blank")
+        self.chromium.wait("location.href === 'about:blank'")
+        self.chromium.events.clear()
 
     def test_it_says_when_nobody_answers(self):
         daemon = cli_support.Daemon("--metrics", "127.0.0.1:0")
