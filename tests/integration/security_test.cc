@@ -1,263 +1,36 @@
-// Who may do what: the table of docs/security.md, row by row, against real daemons; and that both
-// ends of TLS check each other, that certificates change without a restart, that tenants do not see
-// each other.
+// Over TCP with TLS, and without: both ends of TLS check each other, certificates change without a
+// restart, tenants do not see each other. Who may do what is security_table_test.cc.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
-#include <grpcpp/create_channel.h>
+#include <httplib.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <map>
-#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "client/server_address.h"
-#include "client/tls/tls_credentials.h"
-#include "kvmill/v1/admin.grpc.pb.h"
-#include "kvmill/v1/cache.grpc.pb.h"
-#include "kvmill/v1/events.grpc.pb.h"
-#include "kvmill/v1/peer.grpc.pb.h"
-#include "tests/integration/daemon_fixture.h"
-#include "tests/integration/test_certificates.h"
+#include "client/tls/tls_checks.h"
+#include "tests/integration/security_fixture.h"
 
 namespace kvmill::testing {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-constexpr const char* kToken = "a-token-that-only-tests-have";
-// printf %s a-token-that-only-tests-have | sha256sum
-constexpr const char* kTokenDigest =
-    "sha256:316c810560329ed9b617b33b49aaf6fba24cb57ecc94262a2729248660c6e1aa";
-
-struct Row {
-  std::string daemon, way, who, call, answer;
-};
-
-// The rows of the table below the heading "Who may do what".
-std::vector<Row> RowsOfTheDocument() {
-  std::vector<Row> rows;
-  const std::string text = ReadText(KVMILL_SOURCE_DIR "/docs/security.md");
-  const std::size_t begin = text.find("\n## Who may do what\n");
-  const std::size_t end = text.find("\n## ", begin + 1);
-  for (const absl::string_view line :
-       absl::StrSplit(absl::string_view(text).substr(begin, end - begin), '\n')) {
-    std::vector<std::string> cells;
-    for (const absl::string_view cell : absl::StrSplit(line, '|')) {
-      cells.emplace_back(absl::StripAsciiWhitespace(cell));
-    }
-    if (cells.size() != 7 || cells[1] == "daemon" || cells[1] == "---") continue;
-    rows.push_back({cells[1], cells[2], cells[3], cells[4], cells[5]});
-  }
-  return rows;
-}
-
-const char* CodeName(grpc::StatusCode code) {
-  switch (code) {
-    case grpc::StatusCode::OK:
-      return "OK";
-    case grpc::StatusCode::PERMISSION_DENIED:
-      return "PERMISSION_DENIED";
-    case grpc::StatusCode::UNAUTHENTICATED:
-      return "UNAUTHENTICATED";
-    case grpc::StatusCode::FAILED_PRECONDITION:
-      return "FAILED_PRECONDITION";
-    case grpc::StatusCode::UNIMPLEMENTED:
-      return "UNIMPLEMENTED";
-    case grpc::StatusCode::UNAVAILABLE:
-      return "UNAVAILABLE";
-    default:
-      return "another code";
-  }
-}
-
-// What one caller shows.
-struct Shown {
-  bool tls = true;
-  TestAuthority::Files files;  // Empty: no certificate.
-  std::string token;
-};
-
-grpc::Status CallOn(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                    const std::string& token, const LocalPass* pass, const std::string& boot_id) {
-  grpc::ClientContext call;
-  call.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-  if (!token.empty()) call.AddMetadata("authorization", "Bearer " + token);
-  if (pass != nullptr) pass->AddTo(&call);
-  if (method == "Cache.Stat") {
-    v1::StatReply reply;
-    return v1::Cache::NewStub(channel)->Stat(&call, {}, &reply);
-  }
-  if (method == "Admin.Status") {
-    v1::StatusReply reply;
-    return v1::Admin::NewStub(channel)->Status(&call, {}, &reply);
-  }
-  if (method == "Events.Watch") {
-    // OK once it says where it begins.
-    v1::WatchReply reply;
-    const auto reader = v1::Events::NewStub(channel)->Watch(&call, {});
-    if (!reader->Read(&reply)) return reader->Finish();
-    call.TryCancel();
-    return grpc::Status::OK;
-  }
-  EXPECT_EQ(method, "Peer.ListRuns");
-  v1::ListRunsRequest request;
-  request.set_incarnation(boot_id);
-  v1::ListRunsReply reply;
-  return v1::Peer::NewStub(channel)->ListRuns(&call, request, &reply);
-}
-
-class SecurityTest : public DaemonTest {
- protected:
-  void SetUp() override { ASSERT_FALSE(ReadText(node_.key).empty()) << "openssl made no key"; }
-
-  std::vector<std::string> TcpArguments() const {
-    return {"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"};
-  }
-  std::vector<std::string> TlsArguments(const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> arguments = TcpArguments();
-    for (const std::string& argument :
-         {std::string("--tls-cert"), node_.certificate, std::string("--tls-key"), node_.key,
-          std::string("--tls-ca"), authority_.ca_path()}) {
-      arguments.push_back(argument);
-    }
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return arguments;
-  }
-  std::string WriteTenants() {
-    const std::string path = directory_ / "tenants.yaml";
-    std::ofstream(path) << "tenants:\n"
-                           "  team-a:\n"
-                           "    certificates: [client.example]\n"
-                           "  team-b:\n"
-                           "    certificates: [other.example]\n"
-                           "    tokens: [\""
-                        << kTokenDigest
-                        << "\"]\n"
-                           "  default:\n"
-                           "    certificates: [operator.example]\n"
-                           "    admin: true\n";
-    return path;
-  }
-  std::vector<std::string> ArgumentsOf(const std::string& daemon) {
-    if (daemon == "TLS") return TlsArguments();
-    if (daemon == "TLS, `--tenants`") return TlsArguments({"--tenants", WriteTenants()});
-    EXPECT_EQ(daemon, "`--insecure`");
-    std::vector<std::string> arguments = TcpArguments();
-    arguments.emplace_back("--insecure");
-    return arguments;
-  }
-
-  Shown ShownBy(const std::string& who) {
-    if (who == "certificate") return {true, client_, ""};
-    if (who == "certificate of a node") return {true, node_, ""};
-    if (who == "certificate of an administrator") return {true, operator_, ""};
-    if (who == "certificate of no tenant") return {true, stranger_, ""};
-    if (who == "certificate of another authority") return {true, foreign_, ""};
-    if (who == "certificate that ended") return {true, over_, ""};
-    if (who == "TLS without a certificate") return {true, {}, ""};
-    if (who == "token") return {true, {}, kToken};
-    if (who == "wrong token") return {true, {}, "a-guess"};
-    if (who == "token, no TLS") return {false, {}, kToken};
-    EXPECT_EQ(who, "no TLS");
-    return {false, {}, ""};
-  }
-  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address, const Shown& shown) const {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    TlsFiles files;
-    if (shown.tls) files = FilesOf(shown.files);
-    return grpc::CreateCustomChannel(address, ChannelCredentialsOf(files), arguments);
-  }
-  TlsFiles FilesOf(const TestAuthority::Files& files) const {
-    return {authority_.ca_path(), files.certificate, files.key, ""};
-  }
-  grpc::Status Answer(const Row& row) {
-    const std::string boot = absl::HexStringToBytes(ready_["boot_id"].get<std::string>());
-    if (row.way == "`--socket`") {
-      grpc::ChannelArguments arguments;
-      arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
-      const auto channel = grpc::CreateCustomChannel(absl::StrCat("unix:", socket()),
-                                                     grpc::InsecureChannelCredentials(), arguments);
-      if (row.who == "no token of the door") return CallOn(channel, row.call, "", nullptr, boot);
-      EXPECT_EQ(row.who, "the daemon's user");
-      const LocalPass pass(socket());
-      return CallOn(channel, row.call, "", &pass, boot);
-    }
-    EXPECT_THAT(row.way, ::testing::AnyOf("`--listen`", "`--admin`"));
-    const Shown shown = ShownBy(row.who);
-    const std::string address = ready_[row.way == "`--listen`" ? "listen" : "admin"];
-    return CallOn(ChannelTo(address, shown), row.call, shown.token, nullptr, boot);
-  }
-  // A client over TCP.
-  absl::StatusOr<std::unique_ptr<Client>> ClientWith(const TlsFiles& tls,
-                                                     const std::string& token = "") const {
-    Client::Options options;
-    options.address = ready_["listen"];
-    options.timeout = absl::Seconds(60);
-    options.tls = tls;
-    options.token = token;
-    return Client::Create(options);
-  }
-
-  TestAuthority authority_, other_authority_;
-  TestAuthority::Files node_ =
-      authority_.Issue("node", absl::StrCat(TestAuthority::kLoopback, ",DNS:node.example"));
-  TestAuthority::Files client_ = authority_.Issue("c", "DNS:client.example");
-  TestAuthority::Files other_ = authority_.Issue("other.example", "");
-  TestAuthority::Files operator_ = authority_.Issue("o", "DNS:operator.example");
-  TestAuthority::Files stranger_ = authority_.Issue("s", "DNS:stranger.example");
-  TestAuthority::Files over_ = authority_.Issue("c", "DNS:client.example", /*over=*/true);
-  TestAuthority::Files foreign_ = other_authority_.Issue("c", "DNS:client.example");
-};
-
-TEST_F(SecurityTest, TheTableOfTheDocumentIsTrue) {
-  std::map<std::string, std::vector<Row>> rows;
-  for (const Row& row : RowsOfTheDocument()) rows[row.daemon].push_back(row);
-  ASSERT_EQ(rows.size(), 3u) << "daemons in docs/security.md";
-  for (const auto& [daemon, of_daemon] : rows) {
-    ASSERT_GE(of_daemon.size(), 5u);
-    Start(ArgumentsOf(daemon));
-    ASSERT_FALSE(HasFatalFailure());
-    EXPECT_EQ(ready_["tls"], daemon != "`--insecure`");
-    for (const Row& row : of_daemon) {
-      const std::vector<std::string> want = absl::StrSplit(row.answer, absl::MaxSplits(": ", 1));
-      const grpc::Status got = Answer(row);
-      const std::string name =
-          absl::StrCat(row.daemon, ", ", row.way, ", ", row.who, ", ", row.call);
-      EXPECT_EQ(CodeName(got.error_code()), want[0]) << name << ": " << got.error_message();
-      if (want.size() > 1) {
-        EXPECT_THAT(got.error_message(), HasSubstr(want[1])) << name;
-      }
-    }
-    // What was shown stays out of the log.
-    EXPECT_THAT(daemon_->standard_error(), Not(HasSubstr(kToken)));
-    EXPECT_THAT(daemon_->standard_error(), Not(HasSubstr("a-guess")));
-    Kill();
-  }
-}
-
-TEST_F(SecurityTest, AdminCallsThatWereRefusedAreLogged) {
-  Start(TlsArguments({"--tenants", WriteTenants()}));
-  ASSERT_FALSE(HasFatalFailure());
-  const Row row{"", "`--admin`", "certificate", "Admin.Status", ""};
-  EXPECT_EQ(Answer(row).error_code(), grpc::StatusCode::PERMISSION_DENIED);
-  EXPECT_THAT(daemon_->standard_error(), HasSubstr("admin Status by ipv4:127.0.0.1:"));
-}
 
 TEST_F(SecurityTest, ClientsCheckTheDaemon) {
   Start(TlsArguments());
@@ -289,7 +62,9 @@ TEST_F(SecurityTest, ClientsCheckTheDaemon) {
   EXPECT_THAT(unavailable(FilesOf({})), HasSubstr("wants a certificate of its clients"));
   EXPECT_THAT(unavailable(FilesOf(foreign_)), HasSubstr("does not believe this client's"));
   Kill();
-  Start(ArgumentsOf("`--insecure`"));
+  std::vector<std::string> insecure = TcpArguments();
+  insecure.emplace_back("--insecure");
+  Start(insecure);
   ASSERT_FALSE(HasFatalFailure());
   EXPECT_TRUE(stat({}).ok()) << stat({});
   EXPECT_THAT(unavailable(FilesOf(client_)), HasSubstr("what listens there speaks no TLS"));
@@ -471,6 +246,71 @@ TEST_F(SecurityTest, FilesThatDoNotFitLeaveThoseOfBeforeInUse) {
   EXPECT_TRUE(connects("next.example"));
 }
 
+TEST_F(SecurityTest, TheEndOfTheCertificateInUseIsAMetric) {
+  const std::string certificate = directory_ / "node.pem", key = directory_ / "node.key";
+  const auto put = [&](const TestAuthority::Files& files) {
+    for (const auto& [from, to] : {std::pair(files.key, key), {files.certificate, certificate}}) {
+      std::filesystem::copy_file(from, directory_ / "new");
+      std::filesystem::rename(directory_ / "new", to);
+    }
+  };
+  put(node_);
+  // There is no etcd: the node waits for it, and has the certificate all the same.
+  std::vector<std::string> arguments = {
+      "--metrics",  "127.0.0.1:0",        "--cluster",   "etcd://127.0.0.1:1",
+      "--etcd-ca",  authority_.ca_path(), "--etcd-cert", client_.certificate,
+      "--etcd-key", client_.key,          "--listen",    "127.0.0.1:0",
+      "--tls-cert", certificate,          "--tls-key",   key,
+      "--tls-ca",   authority_.ca_path()};
+  Start(arguments);
+  ASSERT_FALSE(HasFatalFailure());
+  const auto end_of = [&](const std::string& name) -> std::int64_t {
+    const HostPort address = *ParseHostPort(ready_["metrics"].get<std::string>());
+    const auto answer = httplib::Client(address.host, address.port).Get("/metrics");
+    const std::string series =
+        absl::StrCat("\nkvmill_tls_certificate_end_time_seconds{certificate=\"", name, "\"} ");
+    const std::size_t at = answer ? answer->body.find(series) : std::string::npos;
+    if (at == std::string::npos) return 0;
+    return static_cast<std::int64_t>(
+        std::strtod(answer->body.c_str() + at + series.size(), nullptr));
+  };
+  const auto end_in = [](const std::string& path) {
+    return CertificateEndSeconds(path, ReadText(path)).value_or(-1);
+  };
+  // They are made for two days.
+  const std::int64_t in_two_days = absl::ToUnixSeconds(absl::Now() + absl::Hours(48));
+  EXPECT_LE(end_of("node"), in_two_days);
+  EXPECT_GE(end_of("node"), in_two_days - 600);
+  EXPECT_EQ(end_of("node"), end_in(node_.certificate));
+  EXPECT_EQ(end_of("etcd"), end_in(client_.certificate));
+  // It is that of the certificate in use, not of what lies there.
+  put(over_);
+  const auto until = [](const std::function<bool()>& is_so) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!is_so() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return is_so();
+  };
+  EXPECT_TRUE(until(
+      [&] { return absl::StrContains(daemon_->standard_error(), "the certificate ended at"); }));
+  EXPECT_EQ(end_of("node"), end_in(node_.certificate));
+  TestAuthority::Files next = node_;
+  while (end_in(next.certificate) == end_in(node_.certificate)) {  // Seconds.
+    next = authority_.Issue("node", absl::StrCat(TestAuthority::kLoopback, ",DNS:node.example"));
+  }
+  put(next);
+  EXPECT_TRUE(until([&] { return end_of("node") == end_in(next.certificate); })) << end_of("node");
+}
+
+TEST_F(SecurityTest, ADaemonWithoutTlsHasNoCertificateToWatch) {
+  Start({"--metrics", "127.0.0.1:0"});
+  const HostPort address = *ParseHostPort(ready_["metrics"].get<std::string>());
+  const auto answer = httplib::Client(address.host, address.port).Get("/metrics");
+  ASSERT_TRUE(answer);
+  EXPECT_THAT(answer->body, Not(HasSubstr("tls_certificate_end")));
+}
+
 TEST_F(SecurityTest, WhatCannotWorkIsSaidAtTheStart) {
   const auto says = [&](const std::vector<std::string>& arguments) {
     std::vector<std::string> all = DefaultArguments();
@@ -550,6 +390,8 @@ TEST_F(SecurityTest, WhatCannotWorkIsSaidAtTheStart) {
   }
   EXPECT_THAT(tenants("tenants:\n  a:\n    certificates: [x]\n    admin: maybe\n"),
               HasSubstr("t.yaml:4: admin: want true or false"));
+  EXPECT_THAT(tenants("tenants:\n  a:\n    certificates: [x]\n    metrics: yes\n"),
+              HasSubstr("t.yaml:4: metrics: want true or false"));
   EXPECT_THAT(tenants("tenants: {}\n"), HasSubstr("nobody could come in"));
   EXPECT_THAT(tenants("tenants: [\n"), HasSubstr("t.yaml:"));
   EXPECT_THAT(tenants("people: {}\n"), HasSubstr("t.yaml:1: unknown key \"people\""));
