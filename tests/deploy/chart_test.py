@@ -295,6 +295,18 @@ class ProfileTest(unittest.TestCase):
         labels = {r["targetLabel"]: r.get("replacement", r.get("sourceLabels")) for r in endpoint["relabelings"]}
         self.assertEqual(labels, {"instance": ["__meta_kubernetes_pod_node_name"], "job": "kvmill-tiles", "namespace": ""})
 
+    def test_a_token_is_shown_where_there_is_one(self):
+        (endpoint,) = kind(objects_of("tls"), "ServiceMonitor")["spec"]["endpoints"]
+        self.assertEqual(endpoint["authorization"], {"type": "Bearer", "credentials": {"name": "kvmill-metrics", "key": "token"}})
+        (endpoint,) = kind(objects_of("everything"), "ServiceMonitor")["spec"]["endpoints"]
+        self.assertNotIn("authorization", endpoint)
+
+    def test_prometheus_is_told_the_port_of_the_metrics(self):
+        with open(os.path.join(ROOT, "docs/operations.md"), encoding="utf-8") as file:
+            (targets,) = re.findall(r"static_configs: \[\{targets: \[(.*?)\]", file.read())
+        port = told(objects_of("default"))[0]["metrics"].rpartition(":")[2]
+        self.assertEqual(set(re.findall(r":(\d+)", targets)), {port})
+
     def test_another_configuration_is_another_pod(self):
         annotations = [daemon(objects_of(case))["metadata"]["annotations"]["checksum/config"] for case in CASES]
         self.assertEqual(len(set(annotations)), len(CASES))
@@ -322,6 +334,11 @@ class ProfileTest(unittest.TestCase):
         self.assertEqual(logs[0], before[0])
         self.assertNotEqual(logs[1], before[1])
         self.assertNotEqual(both("hostBytes: 9GiB")[0], before[0])
+        # Tenants are a file of their own, which it watches, too.
+        tenants = "tenants: {uid-1000: {quota: {hard: %sGiB}}}"
+        self.assertEqual(both(tenants % 1)[0], both(tenants % 2)[0])
+        watch_off = "watchConfig: false\n" + tenants
+        self.assertNotEqual(both(watch_off % 1)[0], both(watch_off % 2)[0])
         off, more = both("watchConfig: false"), both("{watchConfig: false, logLevel: debug}")
         self.assertNotIn("watch_config", off[1])
         self.assertNotEqual(more[0], off[0])

@@ -8,10 +8,13 @@ image_test.py --bin FOLDER --lib FOLDER --python FOLDER [unittest arguments]
 import argparse
 import fnmatch
 import glob
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 import yaml
@@ -142,6 +145,25 @@ class ImageTest(unittest.TestCase):
             self.assertTrue(os.path.exists(places[place] + path.removeprefix(place)), path)
         self.assertTrue(os.path.exists(os.path.join(OPTIONS.lib, "libkvmill.so")))
         self.assertTrue(glob.glob(os.path.join(OPTIONS.python, "kvmill/_native.*.so")))
+
+    def test_the_programs_find_what_they_come_with(self):
+        """The folders of the image as the Dockerfile makes them; files are links."""
+        with tempfile.TemporaryDirectory() as image:
+            for name, words in self.stages[1]:
+                target = words[-1] if name == "COPY" else ""
+                if not target.startswith(("/opt/kvmill/bin/", "/opt/kvmill/share/")):
+                    continue
+                os.makedirs(image + target)
+                for source in words[:-1]:
+                    if source == "/src/build/release/bin/kvmill":
+                        shutil.copy(os.path.join(OPTIONS.bin, "kvmill"), image + target)
+                    elif not source.startswith(("--from", "/src")):
+                        os.rmdir(image + target)
+                        os.symlink(os.path.join(ROOT, source), (image + target).rstrip("/"))
+            said = subprocess.run([image + "/opt/kvmill/bin/kvmill", "eval", "error", "--json", "--methods", "kvarn", "--formats",
+                                   "k4v2_g128"], capture_output=True, text=True, check=False, cwd="/", timeout=300)
+        self.assertEqual((said.returncode, said.stderr), (0, ""))
+        self.assertTrue(json.loads(said.stdout))
 
     def test_packages_are_those_of_the_libraries(self):
         listed = packages("deploy/runtime_packages.txt")

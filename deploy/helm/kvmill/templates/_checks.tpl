@@ -42,6 +42,15 @@
 {{- if and $v.disk.encryption.existingSecret (not $v.disk.enabled) -}}
 {{- fail (printf "disk.encryption.existingSecret %s: needs disk.enabled" $v.disk.encryption.existingSecret) -}}
 {{- end -}}
+{{- with $v.serviceMonitor.authorization.existingSecret -}}
+{{- $shown := dict -}}
+{{- range $name, $tenant := $v.tenants -}}
+{{- if and (get $tenant "tokens") (or (get $tenant "metrics") (get $tenant "admin")) -}}{{- $_ := set $shown $name true -}}{{- end -}}
+{{- end -}}
+{{- if not $shown -}}
+{{- fail (printf "serviceMonitor.authorization.existingSecret %s: needs tenants with the digest of its token and metrics: true, or every scrape is refused" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $v.zone.name $v.zone.fromPodLabel -}}
 {{- fail (printf "zone.name %s: zone.fromPodLabel is set as well; want one of them" $v.zone.name) -}}
 {{- end -}}

@@ -59,11 +59,13 @@
 {{- toYaml $config -}}
 {{- end }}
 
-{{/* What of it only another start takes over: the rest a daemon that watches its file does (docs/configuration.md). */}}
+{{/* What only another start takes over: the rest a daemon that watches its files does (docs/configuration.md). */}}
 {{- define "kvmill.configOfStart" -}}
 {{- $config := include "kvmill.config" . | fromYaml -}}
 {{- if .Values.watchConfig -}}
 {{- $config = omit $config "tls_peers" "tenants" "peer_timeout" "replication_rate" "log_format" "log_level" "drain_timeout" "session_grace" "error_sample_interval" "metrics_namespaces" -}}
-{{- end -}}
 {{- toYaml $config -}}
+{{- else -}}
+{{- dict "config" $config "tenants" .Values.tenants | toYaml -}}
+{{- end -}}
 {{- end }}
