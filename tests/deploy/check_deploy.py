@@ -4,7 +4,8 @@ the dashboard of deploy/grafana.
 
 Fails on: a docs/metrics.md that is not what `kvmilld --print-metrics` says; an expression that promtool cannot parse, or
 that asks for a metric, a label or a recording rule that is not there; an alert without severity, summary, a `runbook`
-heading in docs/operations.md, a test that it fires and one that it is silent; a heading of that chapter without alert;
+heading in docs/operations.md, a place in its table of symptoms, a test that it fires and one that it is silent; a heading
+of that chapter without alert;
 rules or tests that promtool finds wrong; a dashboard with panels that share an id or a place, or that Grafana would ask
 questions about; a panel of rates whose unit does not say that they are a second's. `--self-test` plants such faults and
 checks that they are found.
@@ -113,6 +114,10 @@ def check_rules(root, promtool, families, runs_tests):
     alerts = [rule for rule in rules if "alert" in rule]
     for rule in alerts:
         problems += check_alert(rule, set(map(check_docs.anchor_of, headings)), tests)
+    where = re.search(r"^## Where to look\n(.*?)(?=^## |\Z)", runbook, re.MULTILINE | re.DOTALL)
+    for rule in alerts:
+        if f"(#{check_docs.anchor_of(rule['alert'])})" not in (where.group(1) if where else ""):
+            problems.append(f"{RUNBOOK}: the table of symptoms does not lead to {rule['alert']}")
     for heading in sorted(set(headings) - {rule["alert"] for rule in alerts}):
         problems.append(f"{RUNBOOK}: there is no alert {heading}")
     problems += run(promtool, ["check", "rules", *RULES], root)
@@ -201,6 +206,7 @@ def self_test(root, reference, promtool):
         "summary": (alerts, "summary:", "description:"),
         "runbook": (RUNBOOK, "### KvmillDown\n", "### KvmillGone\n"),
         "heading of no alert": (RUNBOOK, "### KvmillDown\n", "### KvmillDown\n\n### KvmillUp\n"),
+        "alert of no symptom": (RUNBOOK, "[KvmillDown](#kvmilldown), ", ""),
         "untested alert": (RULE_TESTS, "alertname: KvmillStagingFull", "alertname: KvmillStaging"),
         "threshold": (alerts, "job_peer:kvmill_peer_failures:ratio_rate5m > 0.1", "job_peer:kvmill_peer_failures:ratio_rate5m > 0.9"),
         "arithmetic": (recording, "kvmill_tier_used_bytes / kvmill_tier_capacity_bytes", "kvmill_tier_used_bytes * kvmill_tier_capacity_bytes"),
