@@ -367,7 +367,8 @@ const std::vector<Option>& Options() {
                                kErrorSampleIntervalMax, &Config::error_sample_interval))),
       Reloadable(
           Number("metrics-namespaces", "N",
-                 "Namespaces that /metrics names, the first ones; the others are shown together.",
+                 "Namespaces that /metrics names: those that stored most, of errors the first "
+                 "ones; the others are shown together.",
                  kMetricsNamespacesMax, &Config::metrics_namespaces)),
       Begins("Reading it again",
              Switch("watch-config",

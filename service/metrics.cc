@@ -15,6 +15,7 @@
 #include "service/cluster_node.h"
 #include "service/data_plane.h"
 #include "service/event_journal.h"
+#include "service/metrics_namespaces.h"
 #include "service/running_config.h"
 #include "service/transfers.h"
 #include "storage/core/log.h"
@@ -46,6 +47,7 @@ struct Source {
   RunningConfig::Stats config{};
   std::vector<EncryptionKeyUsage> keys{};
   std::vector<Metrics::CertificateEnd> certificates{};
+  std::vector<NamespaceShare> namespaces{};
   // Zeros without a cluster.
   PeerPull::Stats pulled{};
   ClusterBlocks::CopyStats copies{};
@@ -155,14 +157,6 @@ void PerFormat(const std::array<std::uint64_t, kFormatNameCount>& values, Metric
   }
 }
 
-// A label of its own for each namespace; one of another tenant than the default has it before the
-// name. Names hold no spaces, so what is said here is not a name; and they are UTF-8, as all
-// strings of protobuf.
-std::string NamespaceLabel(const QuantizationErrors::NamespaceErrors& of) {
-  if (of.name.empty()) return "other namespaces";
-  return of.tenant == kDefaultTenant ? of.name : absl::StrCat(of.tenant, " ", of.name);
-}
-
 template <std::size_t kBoundCount>
 void AddTo(const typename Histogram<kBoundCount>::Snapshot& part,
            typename Histogram<kBoundCount>::Snapshot* total) {
@@ -184,13 +178,13 @@ void AddErrors(const Source& s, MetricFamily* out) {
   const std::vector<QuantizationErrors::NamespaceErrors> errors = s.context.errors->snapshot();
   for (const QuantizationErrors::NamespaceErrors& of : errors) {
     if (s.names == NamespaceNames::kShown) {
-      add(NamespaceLabel(of), of);
+      add(of.name.empty() ? kOtherNamespaces : NamespaceLabel(of.tenant, of.name), of);
       continue;
     }
     AddTo<kBoundCount>(of.k, &all.k);
     AddTo<kBoundCount>(of.v, &all.v);
   }
-  if (s.names == NamespaceNames::kLeftOut && !errors.empty()) add("all namespaces", all);
+  if (s.names == NamespaceNames::kLeftOut && !errors.empty()) add(kAllNamespaces, all);
 }
 
 // Of each tenant that is shown, a value; those beyond kTenantsShown, and to who does not see names
@@ -308,6 +302,16 @@ const Family kFamilies[] = {
     {"encoded_bytes_stored_total", MetricType::Counter, "format",
      "Bytes of the stored blocks' pages (records, raw heads, headers, padding), by format.",
      [](const Source& s, MetricFamily* out) { PerFormat(s.stats.encoded_bytes_stored, out); }},
+    // Gauges, because who is among the most changes, and what the others have with it.
+    {"namespace_stored_blocks", MetricType::Gauge, "namespace",
+     "Blocks that a namespace stored since the start, of those that stored most; others together.",
+     [](const Source& s, MetricFamily* out) {
+       for (const NamespaceShare& of : s.namespaces) Add(out, of.blocks, {{"namespace", of.label}});
+     }},
+    {"namespace_stored_bytes", MetricType::Gauge, "namespace", "Bytes of the pages of these blocks.",
+     [](const Source& s, MetricFamily* out) {
+       for (const NamespaceShare& of : s.namespaces) Add(out, of.bytes, {{"namespace", of.label}});
+     }},
     {"tier_used_bytes", MetricType::Gauge, "tier", "Bytes in use, by tier.",
      [](const Source& s, MetricFamily* out) {
        ForEachTier(s.stats, [&](std::size_t i, const char* tier) {
@@ -626,6 +630,9 @@ std::vector<MetricFamily> Metrics::Collect(NamespaceNames names) const {
   if (context_.running_config != nullptr) source.config = context_.running_config->stats();
   if (key_usage_ != nullptr) source.keys = key_usage_();
   source.certificates = certificate_ends_();
+  if (context_.errors != nullptr) {
+    source.namespaces = SharesOf(context_.store.Stored(), context_.errors->namespaces_max(), names);
+  }
   if (source.cluster != nullptr) {
     source.pulled = source.cluster->pull_stats();
     source.copies = source.cluster->copy_stats();

@@ -42,6 +42,10 @@ class QuantizationErrors {
 
   // From now on. A namespace keeps the histogram that it has, whatever `namespaces_max` becomes.
   void SetOptions(const Options& options);
+  std::uint32_t namespaces_max() const {
+    MutexLock lock(mu_);
+    return namespaces_max_;
+  }
   // So many tiles were encoded. Which of them are samples: `first`, not below `tile_count` when
   // none is, and the others at `interval` from each other.
   struct Samples {

@@ -414,6 +414,19 @@ std::vector<TieredStore::NamespaceInfo> TieredStore::Namespaces() const {
   return infos;
 }
 
+std::vector<TieredStore::NamespaceStored> TieredStore::Stored() const {
+  std::vector<NamespaceStored> all;
+  for (const OpenedNamespace* space : impl_->namespaces_.All()) {
+    const NamespaceStores::Stored stored = impl_->stored_.Of(space->id);
+    if (stored.blocks == 0) continue;
+    all.push_back({space->spec.tenant, space->name, stored.blocks, stored.bytes});
+  }
+  std::stable_sort(all.begin(), all.end(), [](const NamespaceStored& a, const NamespaceStored& b) {
+    return a.bytes > b.bytes;
+  });
+  return all;
+}
+
 absl::StatusOr<BlockWriter> TieredStore::BeginStore(const BlockId& id, const BlockOrigin& origin) {
   KVMILL_ASSIGN_OR_RETURN(std::shared_ptr<BlockWriter::Assembly> assembly,
                           impl_->BeginStore(id, origin));

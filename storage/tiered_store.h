@@ -136,6 +136,14 @@ class TieredStore {
                                               const Fingerprint& fingerprint) const;
   absl::StatusOr<NamespaceInfo> FindNamespace(NamespaceId id) const;
   std::vector<NamespaceInfo> Namespaces() const;
+  // What a namespace stored since the start, also of what is gone again.
+  struct NamespaceStored {
+    std::string tenant, name;
+    std::uint64_t blocks = 0;  // Layer groups of blocks.
+    std::uint64_t bytes = 0;
+  };
+  // Those that stored something, the most bytes first.
+  std::vector<NamespaceStored> Stored() const;
 
   // --- Store ---
   // Starts or joins the assembly of a block. ALREADY_EXISTS: it is sealed here (its first bytes

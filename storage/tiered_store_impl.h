@@ -27,6 +27,7 @@
 #include "storage/disk_loader.h"
 #include "storage/gpu_tier.h"
 #include "storage/memory_tiers.h"
+#include "storage/namespace_stores.h"
 #include "storage/namespace_table.h"
 #include "storage/page_pool.h"
 #include "storage/store_counters.h"
@@ -160,6 +161,7 @@ class TieredStore::Impl : public AssemblyHost, public BlockLook {
   BlockWatcher* const watcher_;  // Of options_; null: there is no observer, or it is no watcher.
   StoreCounters counters_;
   NamespaceTable namespaces_;
+  NamespaceStores stored_;
   TenantAccounts accounts_{kTenantsMax};
   Mutex quotas_mu_;  // Of SetQuotas: one at a time.
   struct QuotaEvictionsOf {

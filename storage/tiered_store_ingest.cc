@@ -163,6 +163,7 @@ absl::Status TieredStore::Impl::Commit(const BlockWriter::Assembly& assembly, Se
       FormatNameIndex(FormatOf(block->space->spec, block->space->spec.groups[block->id.group]));
   counters_.raw_bytes_ingested[format].Add(block->raw_bytes);
   counters_.encoded_bytes_stored[format].Add(block->stored_bytes);
+  stored_.Add(block->id.namespace_id, block->stored_bytes);
   return absl::OkStatus();
 }
 

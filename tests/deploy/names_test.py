@@ -83,12 +83,15 @@ class NamesTest(unittest.TestCase):
         self.assertEqual(status, 200, text)
         counts = dict(re.findall(r'^kvmill_quantization_error_ratio_count{namespace="([^"]*)",kind="k"} (\d+)$', text,
                                  re.MULTILINE))
+        stored = dict(re.findall(r'^kvmill_namespace_stored_blocks{namespace="([^"]*)"} (\d+)$', text, re.MULTILINE))
         tenants = re.findall(r'^kvmill_quota_used_bytes{tenant="([^"]*)"} ', text, re.MULTILINE)
         if shown:
             self.assertEqual(counts, {"secret": str(TILES), "hidden": str(2 * TILES), "other namespaces": str(7 * TILES)})
+            self.assertEqual(stored, {"fourth": "4", "third": "3", "other namespaces": "3"})  # The most.
             self.assertIn("default", tenants)
         else:
             self.assertEqual(counts, {"all namespaces": str(10 * TILES)})
+            self.assertEqual(stored, {"all namespaces": "10"})
             self.assertEqual(tenants, ["all tenants"])
             for name in NAMES:
                 self.assertNotIn(name, text)

@@ -77,7 +77,8 @@ class StatusPageTest(unittest.TestCase):
         self.assertEqual((tiers["host"][2], tiers["host"][4], tiers["host"][5]),
                          (f"{float(capacity.group(1)) / 2**20:.1f} MiB", "3", str(3 * TOKENS)))
         namespace = self.table("namespaces")[0]  # As text, not as markup.
-        self.assertEqual(namespace[:2], ["<b>name</b>", str(3 * LAYERS * HEADS)])
+        stored = LAYERS * (192 + HEADS * 3840) * 3
+        self.assertEqual(namespace[:4], ["<b>name</b>", f"{stored / 1024:.1f} KiB", "3", str(3 * LAYERS * HEADS)])
         self.assertEqual(self.table("peers"), [["none"]])
         self.chromium.wait("document.getElementById('hit-line').getAttribute('d').length > 0")
         self.chromium.screenshot(os.path.join(OUT, "status_page.png"))
@@ -122,6 +123,24 @@ class StatusPageTest(unittest.TestCase):
         self.open(360, 740, mobile=True)
         self.assertEqual(self.chromium.run("document.documentElement.scrollWidth"), 360)
         self.chromium.screenshot(os.path.join(OUT, "status_page_phone.png"))
+
+    def test_namespaces_on_top_are_those_that_stored_most(self):
+        """Not those that were sampled first, which have the histograms of errors."""
+        daemon = cli_support.Daemon("--metrics", "127.0.0.1:0", "--error-sample-interval", "1", "--metrics-namespaces", "2")
+        self.addCleanup(daemon.remove)
+        self.addCleanup(daemon.stop)
+        zeros = [(np.zeros((TOKENS, HEADS, HEAD_DIM), np.float16),) * 2] * LAYERS
+        with kvmill.Client(daemon.server, timeout=60) as client:
+            for name, count in (("first", 1), ("small", 1), ("large", 5), ("middle", 3)):
+                ns = client.open_namespace(name, kvmill.NamespaceSpec(
+                    groups=[kvmill.LayerGroup(range(LAYERS), HEADS, HEAD_DIM)], model="m", block_tokens=TOKENS))
+                client.store(ns, [kvmill.Block(b"%s %08d" % (name.encode(), i), zeros) for i in range(count)])
+        self.chromium.open(f"http://{daemon.ready['metrics']}/", 1200, 900)
+        self.chromium.wait("document.querySelectorAll('#namespaces tr').length > 1")
+        self.assertEqual([(row[0], row[2]) for row in self.table("namespaces")],
+                         [("large", "5"), ("middle", "3"), ("other namespaces", "2")])
+        self.chromium.ask("Page.navigate", url="about:blank")
+        self.chromium.wait("location.href === 'about:blank'")
 
     def answer_with(self, metrics):
         """The page from a server that answers so; its address."""

@@ -197,9 +197,13 @@ class Case(unittest.TestCase):
         return self.client.open_namespace(name, kvmill.NamespaceSpec(
             groups=[kvmill.LayerGroup(range(LAYERS), HEADS, HEAD_DIM)], model=name, block_tokens=TOKENS))
 
-    def stored(self, count, raw_bytes, stored_bytes, raw=0):
+    def stored(self, count, raw_bytes, stored_bytes, raw=0, namespace="n"):
         """New blocks are in memory and on disk."""
         m = self.model
+        for what, added in (("blocks", count), ("bytes", stored_bytes)):
+            if exposition.series(f"kvmill_namespace_stored_{what}", namespace=namespace) not in m.values:
+                m.set(f"namespace_stored_{what}", 0, namespace=namespace)
+            m.add(f"namespace_stored_{what}", added, namespace=namespace)
         m.add("stored_blocks_total", count, result="stored")
         m.add("stored_blocks_total", raw, result="raw")
         if exposition.series("kvmill_raw_bytes_ingested_total", format=FORMAT) not in m.values:
@@ -289,7 +293,7 @@ class WorkloadTest(Case):
 
         # Another namespace has errors of its own.
         self.client.store(self.opened("other"), blocks("o", 1, 90), wait_durable=True)
-        self.stored(1, RAW_BYTES, TILE_BLOCK)
+        self.stored(1, RAW_BYTES, TILE_BLOCK, namespace="other")
         self.encoded("other", LAYERS, LAYERS * HEADS)
         self.came(RAW_BYTES)
         self.compare("a store into another namespace")
