@@ -73,7 +73,8 @@ void FillStat(const ServiceContext& context, v1::StatReply* reply) {
     t->set_hit_blocks(stats.hit_blocks[i]);
     t->set_evicted_blocks(
         stats.evicted_blocks[i][static_cast<std::size_t>(EvictReason::kCapacity)] +
-        stats.evicted_blocks[i][static_cast<std::size_t>(EvictReason::kAdmin)]);
+        stats.evicted_blocks[i][static_cast<std::size_t>(EvictReason::kAdmin)] +
+        stats.evicted_blocks[i][static_cast<std::size_t>(EvictReason::kWatermark)]);
   }
   DataPlane::Stats data;
   if (context.data_plane != nullptr) data = context.data_plane->stats();

@@ -251,8 +251,22 @@ const std::vector<Option>& Options() {
       OneOf("huge-pages",
             "Huge pages under host memory; auto: as many as the kernel gives, on: all or no start.",
             {"auto", "on", "off"}, &Config::huge_pages),
+      Reloadable(Number("host-high-watermark", "PERCENT",
+                        "Used part of host memory above which blocks that are on disk leave it in "
+                        "the background; 100: none do.",
+                        100, &Config::host_high_watermark, /*min=*/1)),
+      Reloadable(Number("host-low-watermark", "PERCENT",
+                        "Used part of host memory at which that ends; less than the high one.", 99,
+                        &Config::host_low_watermark)),
       Bytes("gpu-bytes", "GPU memory for blocks; 0: no GPU tier.", &Config::gpu_bytes, kGpuBytesMin,
             /*or_none=*/true),
+      Reloadable(Number("gpu-high-watermark", "PERCENT",
+                        "Used part of the GPU's memory for blocks above which some leave it in the "
+                        "background, to free host memory or because they are on disk; 100: none.",
+                        100, &Config::gpu_high_watermark, /*min=*/1)),
+      Reloadable(Number("gpu-low-watermark", "PERCENT",
+                        "Used part of it at which that ends; less than the high one.", 99,
+                        &Config::gpu_low_watermark)),
       Bytes("disk-bytes", "Cap of the disk tier.", &Config::disk_bytes),
       OrVariable("KVMILL_DISK_KEY",
                  Text("disk-key-file", "FILE",
@@ -498,6 +512,17 @@ absl::Status CheckConfig(const Config& config) {
       return absl::InvalidArgumentError(
           absl::StrCat("--", size.name, " ", FormatBytes(size.bytes), ": ", s.message()));
     }
+  }
+  const struct {
+    const char* tier;
+    std::uint32_t high, low;
+  } marks[] = {{"host", config.host_high_watermark, config.host_low_watermark},
+               {"gpu", config.gpu_high_watermark, config.gpu_low_watermark}};
+  for (const auto& mark : marks) {
+    if (mark.low < mark.high) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--", mark.tier, "-low-watermark ", mark.low,
+                                                   ": want less than --", mark.tier,
+                                                   "-high-watermark, ", mark.high));
   }
   KVMILL_RETURN_IF_ERROR(DiskKeysOf(config).status());
   KVMILL_RETURN_IF_ERROR(CheckEvents(config));

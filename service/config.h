@@ -57,8 +57,12 @@ struct Config {
   std::string tenants;    // A file; empty: none.
   std::string data_dir;   // Empty: no disk tier.
   std::uint64_t host_bytes = std::uint64_t{4} << 30;
-  std::string huge_pages = "auto";  // auto, on or off.
+  std::string huge_pages = "auto";         // auto, on or off.
+  std::uint32_t host_high_watermark = 95;  // Percent; so are the next three.
+  std::uint32_t host_low_watermark = 90;
   std::uint64_t gpu_bytes = 0;
+  std::uint32_t gpu_high_watermark = 95;
+  std::uint32_t gpu_low_watermark = 90;
   std::uint64_t disk_bytes = std::uint64_t{64} << 30;
   std::string disk_key_file;  // Empty: none.
   // From the environment: no option, and nowhere printed. Null: none. Shared by copies of this.

@@ -153,6 +153,7 @@ class Node::Impl {
   void CheckCertificate() const;
   absl::Status OpenDevices();
   absl::Status OpenStore();
+  absl::Status SetWatermarks(const Config& config);  // Of a checked one it is OK.
   absl::Status StartDataPlane();
   absl::Status StartMainServer();
   absl::Status StartAdminServer();
@@ -382,8 +383,15 @@ absl::Status Node::Impl::OpenStore() {
   KVMILL_ASSIGN_OR_RETURN(const TenantQuotas quotas, ReadTenantQuotas(config_.tenants));
   KVMILL_ASSIGN_OR_RETURN(store_, TieredStore::Create(options, clock_, std::move(disk)));
   KVMILL_RETURN_IF_ERROR(store_->SetQuotas(quotas));
+  KVMILL_RETURN_IF_ERROR(SetWatermarks(config_));
   journal_->Start(*store_);
   return absl::OkStatus();
+}
+
+absl::Status Node::Impl::SetWatermarks(const Config& config) {
+  KVMILL_RETURN_IF_ERROR(
+      store_->SetWatermarks(Tier::kHost, {config.host_high_watermark, config.host_low_watermark}));
+  return store_->SetWatermarks(Tier::kGpu, {config.gpu_high_watermark, config.gpu_low_watermark});
 }
 
 absl::Status Node::Impl::StartDataPlane() {
@@ -593,6 +601,7 @@ absl::Status Node::Impl::Reload(const Config& config, Identities identities,
   MutexLock lock(reload_mu_);
   if (drained_) return absl::CancelledError("the daemon drains");
   KVMILL_RETURN_IF_ERROR(store_->SetQuotas(quotas));
+  KVMILL_RETURN_IF_ERROR(SetWatermarks(config));
   WarnIfNobodyIsNamed(config, identities);
   if (config_.tls.enabled() && config_.tenants.empty() && identities.has_tokens()) {
     LogWarning(absl::StrCat("--tenants ", config.tenants,

@@ -154,6 +154,7 @@ void GpuTier::Promote(const Promotion& promotion) {
     counters_.skipped_promotions.Add();
   }
   tiers_.Release(block.entry);
+  tiers_.Pressed();
 }
 
 absl::Status GpuTier::Hold(const BlockId& id, Held* held) {
@@ -264,7 +265,9 @@ absl::Status GpuTier::ReadToHost(const OpenedNamespace& space, const BlockId& id
                                  absl::Span<const std::uint32_t> page_bytes,
                                  absl::Duration room_wait, std::vector<SlotRef>* slots) {
   PagePool& host = tiers_.pool(Tier::kHost);
-  KVMILL_RETURN_IF_ERROR(tiers_.AcquirePages(space.tenant_id, page_bytes, room_wait, slots));
+  KVMILL_RETURN_IF_ERROR(room_wait == kOnlyFree
+                             ? tiers_.AcquireFree(space.tenant_id, page_bytes, slots)
+                             : tiers_.AcquirePages(space.tenant_id, page_bytes, room_wait, slots));
   const std::int64_t start_nanos = clock_.MonotonicNanos();
   std::vector<DeviceCopier::Copy> copies;
   AppendPageCopies(tiers_.pool(Tier::kGpu), from, host, *slots, page_bytes, &copies);
@@ -285,7 +288,7 @@ absl::Status GpuTier::ReadToHost(const OpenedNamespace& space, const BlockId& id
 }
 
 std::uint64_t GpuTier::DemoteOne(std::optional<TenantId> for_tenant, bool may_lose,
-                                 EvictReason reason) {
+                                 EvictReason reason, absl::Duration host_wait) {
   // A victim that someone began to use meanwhile, or that must not be lost, stays; the next one is
   // asked for.
   for (int attempt = 0; attempt < EvictionPolicy::kAsksMax; ++attempt) {
@@ -295,7 +298,7 @@ std::uint64_t GpuTier::DemoteOne(std::optional<TenantId> for_tenant, bool may_lo
     std::vector<SlotRef> slots;
     const absl::Status read =
         ReadToHost(*namespaces_.Find(block.id.namespace_id), block.id, block.token_count,
-                   SlotsOf(block.places), page_bytes, absl::ZeroDuration(), &slots);
+                   SlotsOf(block.places), page_bytes, host_wait, &slots);
     bool left = false;
     if (read.ok()) {
       left = tiers_.Move(block, Tier::kHost, BlockKey{}, PlacesAt(block.places, slots), reason);
@@ -321,11 +324,12 @@ std::uint64_t GpuTier::DemoteOne(std::optional<TenantId> for_tenant, bool may_lo
   return 0;
 }
 
-MemoryTiers::Evicted GpuTier::Demote(std::uint64_t bytes, EvictReason reason) {
+MemoryTiers::Evicted GpuTier::Demote(std::uint64_t bytes, EvictReason reason,
+                                     absl::Duration host_wait) {
   MemoryTiers::Evicted evicted;
   OnThread([&] {
     while (evicted.bytes < bytes) {
-      const std::uint64_t freed = DemoteOne({}, /*may_lose=*/false, reason);
+      const std::uint64_t freed = DemoteOne({}, /*may_lose=*/false, reason, host_wait);
       if (freed == 0) return;
       ++evicted.blocks;
       evicted.bytes += freed;

@@ -75,14 +75,17 @@ class GpuTier {
   absl::Status Read(const OpenedNamespace& space, const BlockId& id, std::uint32_t token_count,
                     absl::Span<const SlotRef> from, absl::Span<const absl::Span<std::byte>> to);
   // The same into host slots, which are the caller's then, published. RESOURCE_EXHAUSTED: no room
-  // for them within `room_wait`.
+  // for them within `room_wait`; with kOnlyFree, none that is free.
   absl::Status ReadToHost(const OpenedNamespace& space, const BlockId& id,
                           std::uint32_t token_count, absl::Span<const SlotRef> from,
                           absl::Span<const std::uint32_t> page_bytes, absl::Duration room_wait,
                           std::vector<SlotRef>* slots);
+  static constexpr absl::Duration kOnlyFree = absl::Nanoseconds(-1);
 
-  // Demotes until `bytes` are free'd or nothing can leave without being lost.
-  MemoryTiers::Evicted Demote(std::uint64_t bytes, EvictReason reason);
+  // Demotes until `bytes` are free'd or nothing can leave without being lost. With `host_wait`
+  // kOnlyFree nothing leaves host memory for it.
+  MemoryTiers::Evicted Demote(std::uint64_t bytes, EvictReason reason,
+                              absl::Duration host_wait = absl::ZeroDuration());
 
   // Blocks that wait to be promoted, and the one that is.
   std::uint64_t pending() const;
@@ -119,7 +122,8 @@ class GpuTier {
   absl::Status Compare(absl::Span<const DeviceCopier::Copy> copies);
   // Makes room by one block. The bytes that came free; 0 when there is no block that may leave.
   // For a tenant: see MemoryTiers::TakeGpuVictim.
-  std::uint64_t DemoteOne(std::optional<TenantId> for_tenant, bool may_lose, EvictReason reason);
+  std::uint64_t DemoteOne(std::optional<TenantId> for_tenant, bool may_lose, EvictReason reason,
+                          absl::Duration host_wait = absl::ZeroDuration());
   void ReleaseAll(Tier tier, absl::Span<const SlotRef> slots);
 
   Device& device_;

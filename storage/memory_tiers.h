@@ -19,11 +19,13 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -125,8 +127,12 @@ class MemoryTiers {
     std::uint64_t bytes = 0;
   };
   // Evicts from host memory until `bytes` are free'd or no block may leave, those of tenants over
-  // their soft quota first. Blocks that are not on disk are gone.
-  Evicted Evict(std::uint64_t bytes, EvictReason reason);
+  // their soft quota first. Blocks that are not on disk are gone; without `may_lose` they stay.
+  Evicted Evict(std::uint64_t bytes, EvictReason reason, bool may_lose = true);
+  // Slots of the host pool for pages of these lengths, if they are free: nothing is evicted. All or
+  // none: RESOURCE_EXHAUSTED.
+  absl::Status AcquireFree(TenantId tenant, absl::Span<const std::uint32_t> page_bytes,
+                           std::vector<SlotRef>* slots);
 
   // --- Quotas ---
   // Those of all tenants, instead of what they were. Blocks that are there get their orders, while
@@ -176,7 +182,18 @@ class MemoryTiers {
   // Something that callers of Acquire may be waiting for happened: a block was written or released.
   void RoomMayHaveComeFree();
 
+  // Who makes room ahead of need (storage/room_keeper.h) is told by `pressed` that memory was taken
+  // or that a block may leave from now on. Before anybody else is here; it must not block.
+  void SetPressed(std::function<void()> pressed) { pressed_ = std::move(pressed); }
+  void Pressed() const {
+    if (pressed_ != nullptr) pressed_();
+  }
+
  private:
+  // Slots for pages, those of one length together. All or none.
+  absl::Status AcquireRuns(
+      absl::Span<const std::uint32_t> page_bytes, std::vector<SlotRef>* slots,
+      absl::FunctionRef<absl::Status(std::size_t bytes, std::size_t count)> acquire);
   static constexpr std::size_t kMemoryTiers = 2;  // kGpu and kHost, which come first.
   static constexpr std::size_t Index(Tier tier) { return static_cast<std::size_t>(tier); }
 
@@ -243,9 +260,10 @@ class MemoryTiers {
   void OrderRemove(Tier tier, EntryId entry, TenantId tenant)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);
   // The next block of the tier, or of a tenant in the tier, out of both orders; kNoEntry when there
-  // is none that may leave. With `only` in the order of the tier blocks of others are refused.
+  // is none that may leave. With `only` in the order of the tier blocks of others are refused;
+  // without `may_lose` those that are not on disk.
   EntryId OrderEvict(Tier tier, std::optional<TenantId> of,
-                     std::optional<TenantId> only = std::nullopt)
+                     std::optional<TenantId> only = std::nullopt, bool may_lose = true)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);
   // Those over their soft quota in the tier, the furthest first.
   std::vector<TenantId> OverSoft(Tier tier) ABSL_EXCLUSIVE_LOCKS_REQUIRED(policy_mu_);
@@ -256,7 +274,7 @@ class MemoryTiers {
     Weight weight;
     bool evicted = false;
   };
-  Left EvictOne(std::optional<TenantId> of, EvictReason reason);
+  Left EvictOne(std::optional<TenantId> of, EvictReason reason, bool may_lose = true);
   // The next one of a tenant by the order of all.
   Left EvictOwn(TenantId tenant);
   // `victim`, which is in no order, leaves host memory. False: it is referred to, and back in
@@ -331,6 +349,7 @@ class MemoryTiers {
 
   const std::array<PagePool*, kMemoryTiers> pools_;
   std::array<Room, kMemoryTiers> rooms_;
+  std::function<void()> pressed_;
 
   Mutex arena_mu_;  // One arena is emptied at a time. Before policy_mu_.
   std::atomic<std::uint64_t> arenas_emptied_{0};

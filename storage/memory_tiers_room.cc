@@ -33,7 +33,10 @@ absl::Status MemoryTiers::Acquire(TenantId tenant, std::size_t page_bytes, std::
     attempt.Look();
     search.arenas_seen = arenas_emptied_.load(std::memory_order_acquire);
     acquired = host.Acquire(tenant, page_bytes, count, slots);
-    if (acquired.ok()) attempt.Found();
+    if (acquired.ok()) {
+      attempt.Found();
+      Pressed();
+    }
     if (!absl::IsResourceExhausted(acquired)) break;
     const MadeRoom made = MakeRoom(tenant, page_bytes * count, may_wait, &search);
     if (made.some || attempt.Wait()) continue;
@@ -61,13 +64,28 @@ void MemoryTiers::StopEmptying(Search* search) {
   search->left.clear();
 }
 
+absl::Status MemoryTiers::AcquireFree(TenantId tenant, absl::Span<const std::uint32_t> page_bytes,
+                                      std::vector<SlotRef>* slots) {
+  return AcquireRuns(page_bytes, slots, [&](std::size_t bytes, std::size_t count) {
+    return pool(Tier::kHost).Acquire(tenant, bytes, count, slots);
+  });
+}
+
 absl::Status MemoryTiers::AcquirePages(TenantId tenant, absl::Span<const std::uint32_t> page_bytes,
                                        absl::Duration wait, std::vector<SlotRef>* slots) {
+  return AcquireRuns(page_bytes, slots, [&](std::size_t bytes, std::size_t count) {
+    return Acquire(tenant, bytes, count, wait, slots);
+  });
+}
+
+absl::Status MemoryTiers::AcquireRuns(
+    absl::Span<const std::uint32_t> page_bytes, std::vector<SlotRef>* slots,
+    absl::FunctionRef<absl::Status(std::size_t bytes, std::size_t count)> acquire) {
   const std::size_t before = slots->size();
   for (std::size_t begin = 0; begin < page_bytes.size();) {
     std::size_t end = begin + 1;
     while (end < page_bytes.size() && page_bytes[end] == page_bytes[begin]) ++end;
-    absl::Status acquired = Acquire(tenant, page_bytes[begin], end - begin, wait, slots);
+    absl::Status acquired = acquire(page_bytes[begin], end - begin);
     if (!acquired.ok()) {
       for (std::size_t i = before; i < slots->size(); ++i) pool(Tier::kHost).Release((*slots)[i]);
       slots->resize(before);
@@ -142,12 +160,13 @@ MemoryTiers::MadeRoom MemoryTiers::MakeRoom(TenantId tenant, std::uint64_t bytes
   return made;
 }
 
-EntryId MemoryTiers::OrderEvict(Tier tier, std::optional<TenantId> of,
-                                std::optional<TenantId> only) {
-  const auto may_leave = [this, only](EntryId entry) {
+EntryId MemoryTiers::OrderEvict(Tier tier, std::optional<TenantId> of, std::optional<TenantId> only,
+                                bool may_lose) {
+  const auto may_leave = [this, only, may_lose](EntryId entry) {
     bool may = false;
     index_.With(entry, [&](BlockEntry& e) {
       may = (e.flags & kUnwritten) == 0 && e.references == 0 &&
+            (may_lose || (e.flags & kOnDisk) != 0) &&
             (!only.has_value() || namespaces_.TenantOf(e.namespace_id()) == *only);
     });
     return may;
@@ -166,12 +185,13 @@ EntryId MemoryTiers::OrderEvict(Tier tier, std::optional<TenantId> of,
   return victim;
 }
 
-MemoryTiers::Left MemoryTiers::EvictOne(std::optional<TenantId> of, EvictReason reason) {
+MemoryTiers::Left MemoryTiers::EvictOne(std::optional<TenantId> of, EvictReason reason,
+                                        bool may_lose) {
   Left left;
   Telling telling(*this);
   MutexLock lock(policy_mu_);
   for (;;) {
-    const EntryId victim = OrderEvict(Tier::kHost, of);
+    const EntryId victim = OrderEvict(Tier::kHost, of, std::nullopt, may_lose);
     if (victim == kNoEntry) return left;
     if (LeaveHost(victim, reason, &telling, &left.weight)) break;
   }
@@ -231,15 +251,15 @@ bool MemoryTiers::LeaveHost(EntryId victim, EvictReason reason, Telling* telling
   return true;
 }
 
-MemoryTiers::Evicted MemoryTiers::Evict(std::uint64_t bytes, EvictReason reason) {
+MemoryTiers::Evicted MemoryTiers::Evict(std::uint64_t bytes, EvictReason reason, bool may_lose) {
   Evicted evicted;
   while (evicted.bytes < bytes) {
     Left left;
     for (const TenantId over : OverSoftNow(Tier::kHost)) {
-      left = EvictOne(over, reason);
+      left = EvictOne(over, reason, may_lose);
       if (left.evicted) break;
     }
-    if (!left.evicted) left = EvictOne({}, reason);
+    if (!left.evicted) left = EvictOne({}, reason, may_lose);
     if (!left.evicted) break;
     ++evicted.blocks;
     evicted.bytes += left.weight.bytes;

@@ -74,6 +74,7 @@ class PagePool::Impl {
   }
   int GenerationFd(std::uint32_t arena) const;
   Stats stats() const;
+  std::uint64_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }
   std::uint32_t ArenaOf(SlotRef slot) const { return slot.extent / extents_per_arena_; }
   std::vector<ArenaUse> ArenasInUse() const;
   bool HasArena(TenantId tenant) const;
@@ -170,7 +171,7 @@ class PagePool::Impl {
   ExtentTable table_ ABSL_GUARDED_BY(mu_);
   std::vector<std::uint32_t> partial_heads_ ABSL_GUARDED_BY(mu_);  // [tenant index][slot class]
   std::uint32_t renewing_ ABSL_GUARDED_BY(mu_) = 0;
-  std::uint64_t used_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  std::atomic<std::uint64_t> used_bytes_{0};  // Changes under mu_; a stale one is of a moment ago.
   std::uint64_t slots_used_ ABSL_GUARDED_BY(mu_) = 0;
   std::uint64_t last_ticket_ ABSL_GUARDED_BY(mu_) = 0;
 };
@@ -235,9 +236,9 @@ absl::Status PagePool::Impl::Acquire(TenantId tenant, std::size_t slot_bytes, st
     } else if (renewing_ > 0) {
       renewed_.Wait(mu_);
     } else {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("page pool: no room for ", count, " slots of ", slot_bytes, " bytes, ",
-                       used_bytes_, " of ", capacity_bytes_, " bytes in use"));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "page pool: no room for ", count, " slots of ", slot_bytes, " bytes, ",
+          used_bytes_.load(std::memory_order_relaxed), " of ", capacity_bytes_, " bytes in use"));
     }
   }
   FenceBeforeBytes();
@@ -372,7 +373,7 @@ void PagePool::Impl::UseSlots(std::uint32_t extent, std::uint32_t first, std::ui
   }
   e.used += count;
   UpdatePartial(extent);
-  used_bytes_ += count * e.stride_bytes;
+  used_bytes_.fetch_add(count * e.stride_bytes, std::memory_order_relaxed);
   slots_used_ += count;
 }
 
@@ -437,7 +438,7 @@ void PagePool::Impl::ReleaseLocked(SlotRef slot) {
   UsedWord(slot).fetch_and(~(std::uint64_t{1} << (slot.index % 64)), std::memory_order_relaxed);
   Extent& e = extents_[slot.extent];
   --e.used;
-  used_bytes_ -= e.stride_bytes;
+  used_bytes_.fetch_sub(e.stride_bytes, std::memory_order_relaxed);
   --slots_used_;
   UpdatePartial(slot.extent);
   if (e.used > 0) return;
@@ -485,7 +486,7 @@ PagePool::Stats PagePool::Impl::stats() const {
   MutexLock lock(mu_);
   Stats stats;
   stats.capacity_bytes = capacity_bytes_;
-  stats.used_bytes = used_bytes_;
+  stats.used_bytes = used_bytes();
   stats.extents_free = capacity_bytes_ / kExtentBytes - table_.extents_held();
   stats.slots_used = slots_used_;
   stats.huge_bytes = memory_->huge_bytes();
@@ -587,6 +588,7 @@ int PagePool::ArenaFd(std::uint32_t arena) const { return impl_->ArenaFd(arena);
 std::uint64_t PagePool::arena_bytes() const { return impl_->arena_bytes(); }
 int PagePool::GenerationFd(std::uint32_t arena) const { return impl_->GenerationFd(arena); }
 PagePool::Stats PagePool::stats() const { return impl_->stats(); }
+std::uint64_t PagePool::used_bytes() const { return impl_->used_bytes(); }
 std::uint32_t PagePool::ArenaOf(SlotRef slot) const { return impl_->ArenaOf(slot); }
 std::vector<PagePool::ArenaUse> PagePool::ArenasInUse() const { return impl_->ArenasInUse(); }
 bool PagePool::HasArena(TenantId tenant) const { return impl_->HasArena(tenant); }

@@ -133,6 +133,7 @@ class PagePool {
   int GenerationFd(std::uint32_t arena) const;
 
   Stats stats() const;
+  std::uint64_t used_bytes() const;  // Of stats(), without a lock.
 
   // --- Making an arena free for another tenant (storage/memory_tiers_room.cc) ---
   std::uint32_t ArenaOf(SlotRef slot) const;

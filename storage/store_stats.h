@@ -18,12 +18,13 @@ enum class EvictReason : std::uint8_t {
   kAdmin = 1,
   kRemoved = 2,
   kCorrupt = 3,
-  kQuota = 4,  // The tenant's own: it made room for others of its blocks.
+  kQuota = 4,      // The tenant's own: it made room for others of its blocks.
+  kWatermark = 5,  // In the background, before somebody needed the room.
 };
-inline constexpr std::size_t kEvictReasonCount = 5;
+inline constexpr std::size_t kEvictReasonCount = 6;
 constexpr const char* EvictReasonName(EvictReason reason) {
-  constexpr const char* kNames[kEvictReasonCount] = {"capacity", "admin", "removed", "corrupt",
-                                                     "quota"};
+  constexpr const char* kNames[kEvictReasonCount] = {"capacity", "admin", "removed",
+                                                     "corrupt",  "quota", "watermark"};
   return kNames[static_cast<std::size_t>(reason)];
 }
 

@@ -74,6 +74,7 @@ TieredStore::Impl::~Impl() {
     assemblies_.clear();
   }
   write_behind_.reset();
+  if (keeper_ != nullptr) keeper_->Stop();
   gpu_.reset();
 }
 
@@ -137,6 +138,7 @@ absl::Status TieredStore::Impl::Start() {
     KVMILL_ASSIGN_OR_RETURN(
         gpu_, GpuTier::Create(*options_.gpu, *tiers_, namespaces_, clock_, counters_));
   }
+  keeper_ = std::make_unique<RoomKeeper>(*tiers_, gpu_.get(), disk_ != nullptr);
   if (disk_ != nullptr) {
     disk_->SetEvictedCallback([this](absl::Span<const DiskBlockId> ids) {
       for (const DiskBlockId& id : ids) {

@@ -47,6 +47,7 @@
 #include "storage/store_observer.h"
 #include "storage/store_stats.h"
 #include "storage/tenant_quotas.h"
+#include "storage/watermarks.h"
 
 namespace kvmill {
 
@@ -279,6 +280,12 @@ class TieredStore {
   absl::Status SetQuotas(const TenantQuotas& quotas);
   // Of every tenant that has a namespace or a quota, by name.
   std::vector<TenantUsage> Usage() const;
+
+  // --- Room ahead of need (storage/watermarks.h) ---
+  // Any time, from any thread; none without this. Blocks that leave so are on disk, or move from
+  // the GPU to free host memory: nothing is lost. INVALID_ARGUMENT: no memory tier, or a high mark
+  // of 0 or above 100, or a low mark that is not below it. A tier that this store lacks is fine.
+  absl::Status SetWatermarks(Tier tier, Watermarks marks);
 
   // --- For people ---
   struct BlockInfo {

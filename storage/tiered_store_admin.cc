@@ -115,6 +115,16 @@ absl::StatusOr<std::uint64_t> TieredStore::Evict(Tier tier, std::uint64_t bytes)
   return evicted.blocks;
 }
 
+absl::Status TieredStore::SetWatermarks(Tier tier, Watermarks marks) {
+  if (tier != Tier::kGpu && tier != Tier::kHost) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("watermarks of tier ", TierName(tier), ": want gpu or host"));
+  }
+  KVMILL_RETURN_IF_ERROR(CheckWatermarks(marks));
+  impl_->keeper_->Set(tier, marks);
+  return absl::OkStatus();
+}
+
 void TieredStore::List(absl::FunctionRef<bool(const BlockInfo&)> visit) const {
   const std::uint32_t now_s =
       static_cast<std::uint32_t>(impl_->clock_.MonotonicNanos() / 1'000'000'000);

@@ -30,6 +30,7 @@
 #include "storage/namespace_stores.h"
 #include "storage/namespace_table.h"
 #include "storage/page_pool.h"
+#include "storage/room_keeper.h"
 #include "storage/store_counters.h"
 #include "storage/tenant_accounts.h"
 #include "storage/tiered_store.h"
@@ -177,6 +178,7 @@ class TieredStore::Impl : public AssemblyHost, public BlockLook {
   std::unique_ptr<PagePool> gpu_pool_;  // Null: no GPU; then so is gpu_.
   std::unique_ptr<BlockIndex> index_;
   std::unique_ptr<MemoryTiers> tiers_;
+  std::unique_ptr<RoomKeeper> keeper_;  // Stopped before gpu_ goes, and told of nothing after it.
   std::unique_ptr<GpuTier> gpu_;
   std::unique_ptr<DiskStore> disk_;  // Null: no disk tier; then so are the next two.
   std::unique_ptr<DiskLoader> loader_;

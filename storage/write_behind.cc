@@ -106,6 +106,7 @@ void WriteBehind::Run() {
     }
     written_.NotifyAll();
     tiers_.RoomMayHaveComeFree();
+    tiers_.Pressed();
   }
 }
 

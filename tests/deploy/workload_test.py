@@ -174,7 +174,7 @@ class Case(unittest.TestCase):
         m.set("tier_capacity_bytes", (HOST_BYTES - (4 << 20), HOST_BYTES), tier="host")
         m.set("tier_capacity_bytes", DISK_BYTES, tier="disk")
         for tier in ("host", "disk"):
-            for reason in ("capacity", "admin", "removed", "corrupt", "quota"):
+            for reason in ("capacity", "admin", "removed", "corrupt", "quota", "watermark"):
                 m.set("evicted_blocks_total", 0, tier=tier, reason=reason)
         for path in ("inline", "map", "ucx"):
             for tier in ("host", "disk"):
@@ -509,6 +509,8 @@ class WorkloadTest(Case):
 
 class CapacityTest(Case):
     """Tiers that are too small: what left them is what was stored and is not listed any more."""
+
+    flags = ("--host-high-watermark", "100")  # What leaves leaves for a store.
 
     def test_blocks_that_left_are_counted_once_with_their_age(self):
         ns = self.client.open_namespace("large", kvmill.NamespaceSpec(
