@@ -60,6 +60,9 @@ ServerStat StatFromProto(const v1::StatReply& reply) {
   stat.metadata_bytes = reply.metadata_bytes();
   stat.boot_id = absl::BytesToHexString(reply.boot_id());
   stat.uptime_s = reply.uptime_s();
+  for (const v1::DiskKeyStat& key : reply.disk_keys()) {
+    stat.disk_keys.push_back({key.key(), key.current(), key.files(), key.bytes()});
+  }
   return stat;
 }
 

@@ -213,6 +213,14 @@ struct TierUsage {
   std::uint64_t evicted_blocks = 0;  //   that left to make room or on an administrator's wish.
 };
 
+// Files of the daemon's disk tier that one key encrypts.
+struct DiskKeyUse {
+  std::string key;  // Its id, which says nothing about it.
+  bool is_current = false;
+  std::uint64_t files = 0;
+  std::uint64_t bytes = 0;
+};
+
 // Bytes of blocks that moved, by way.
 struct TransferUsage {
   std::string path;       // "inline", "map", "pages" or "ucx".
@@ -237,6 +245,7 @@ struct ServerStat {
   bool draining = false;
   std::string boot_id;  // Lower-case hex.
   double uptime_s = 0;
+  std::vector<DiskKeyUse> disk_keys;  // The current one first; empty: nothing is encrypted.
 };
 
 struct ServerStatus {

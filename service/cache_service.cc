@@ -100,6 +100,15 @@ void FillStat(const ServiceContext& context, v1::StatReply* reply) {
   reply->set_checksum_failures(Sum(stats.checksum_failures));
   reply->set_unwritten_blocks(stats.unwritten_blocks);
   reply->set_metadata_bytes(stats.metadata_bytes);
+  if (context.disk_keys != nullptr) {
+    for (const EncryptionKeyUsage& usage : context.disk_keys()) {
+      v1::DiskKeyStat* key = reply->add_disk_keys();
+      key->set_key(usage.key);
+      key->set_current(usage.is_current);
+      key->set_files(usage.files);
+      key->set_bytes(usage.bytes);
+    }
+  }
   FillDaemonStat(context, reply);
 }
 
@@ -112,42 +121,19 @@ std::map<NamespaceId, std::string> CacheService::NamesOf(const std::string& tena
 }
 
 void CacheService::FillTenantStat(const std::string& tenant, v1::StatReply* reply) const {
-  const std::map<NamespaceId, std::string> names = NamesOf(tenant);
-  std::map<Tier, std::pair<std::uint64_t, std::uint64_t>> tiers;  // Blocks, bytes.
-  context_.store.List([&](const TieredStore::BlockInfo& block) {
-    if (names.find(block.namespace_id) == names.end()) return true;
-    reply->set_blocks(reply->blocks() + 1);
-    ++tiers[block.tier].first;
-    tiers[block.tier].second += block.bytes;
-    return true;
-  });
-  for (const auto& [tier, used] : tiers) {
+  const TenantHolding holding = context_.store.Holding(tenant);
+  reply->set_blocks(holding.blocks);
+  for (std::size_t i = 0; i < kTierCount; ++i) {
+    if (holding.tier_blocks[i] == 0) continue;
     v1::TierStat* t = reply->add_tiers();
-    t->set_tier(ToProto(tier));
-    t->set_blocks(used.first);
-    t->set_used_bytes(used.second);
+    t->set_tier(ToProto(static_cast<Tier>(i)));
+    t->set_blocks(holding.tier_blocks[i]);
+    t->set_used_bytes(holding.tier_bytes[i]);
   }
   const SessionTable::Stats sessions = context_.sessions.StatsOf(tenant);
   reply->set_sessions(sessions.sessions);
   reply->set_leases(sessions.leases);
   FillDaemonStat(context_, reply);
-}
-
-absl::StatusOr<std::uint64_t> CacheService::FlushTenant(const std::string& tenant) {
-  const std::map<NamespaceId, std::string> names = NamesOf(tenant);
-  std::vector<BlockId> ids;
-  context_.store.List([&](const TieredStore::BlockInfo& block) {
-    if (block.tier != Tier::kDisk && names.find(block.namespace_id) != names.end()) {
-      ids.push_back({block.namespace_id, block.group, block.key});
-    }
-    return true;
-  });
-  std::vector<absl::Status> results(ids.size());
-  KVMILL_RETURN_IF_ERROR(context_.store.MakeDurable(ids, absl::MakeSpan(results)));
-  for (const absl::Status& result : results) {
-    if (!absl::IsNotFound(result)) KVMILL_RETURN_IF_ERROR(result);  // Removed meanwhile.
-  }
-  return ids.size();
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CacheService::Store(
@@ -236,7 +222,8 @@ grpc::Status CacheService::Clear(grpc::ServerContext* call, const v1::ClearReque
 grpc::Status CacheService::Flush(grpc::ServerContext* call, const v1::FlushRequest*,
                                  v1::BlockCount* reply) {
   return Answer(context_, *call, [&](const Caller& caller) -> absl::Status {
-    return SetCount(caller.sees_all() ? context_.store.Flush() : FlushTenant(caller.tenant), reply);
+    return SetCount(
+        caller.sees_all() ? context_.store.Flush() : context_.store.Flush(caller.tenant), reply);
   });
 }
 

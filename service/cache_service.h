@@ -49,8 +49,6 @@ class CacheService final
   std::map<NamespaceId, std::string> NamesOf(const std::string& tenant) const;
   // What a tenant may know: of its own blocks, and nothing of the others, totals included.
   void FillTenantStat(const std::string& tenant, v1::StatReply* reply) const;
-  // Makes the tenant's blocks durable; the number of those in memory.
-  absl::StatusOr<std::uint64_t> FlushTenant(const std::string& tenant);
 
   ServiceContext& context_;
 };

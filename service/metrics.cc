@@ -628,7 +628,7 @@ std::vector<MetricFamily> Metrics::Collect(NamespaceNames names) const {
                 names,
                 tenants};
   if (context_.running_config != nullptr) source.config = context_.running_config->stats();
-  if (key_usage_ != nullptr) source.keys = key_usage_();
+  if (context_.disk_keys != nullptr) source.keys = context_.disk_keys();
   source.certificates = certificate_ends_();
   if (context_.errors != nullptr) {
     source.namespaces = SharesOf(context_.store.Stored(), context_.errors->namespaces_max(), names);

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "service/service_context.h"
-#include "storage/encryption_keys.h"
 
 namespace kvmill {
 
@@ -28,21 +27,18 @@ enum class NamespaceNames { kShown, kLeftOut };
 // Thread-safe. What it is given must outlive it.
 class Metrics {
  public:
-  using KeyUsage = std::function<std::vector<EncryptionKeyUsage>()>;
   struct CertificateEnd {
     const char* certificate = "";  // Of which connections: node, etcd.
     std::int64_t unix_seconds = 0;
   };
   using CertificateEnds = std::function<std::vector<CertificateEnd>()>;
 
-  // `key_usage`: of the disk tier's files; null where nothing is encrypted. `certificate_ends`: of
-  // those in use.
+  // `certificate_ends`: of those in use.
   Metrics(const ServiceContext& context, const EventJournal* events, double start_unix_seconds,
-          KeyUsage key_usage, CertificateEnds certificate_ends)
+          CertificateEnds certificate_ends)
       : context_(context),
         events_(events),
         start_unix_seconds_(start_unix_seconds),
-        key_usage_(std::move(key_usage)),
         certificate_ends_(std::move(certificate_ends)) {}
 
   std::vector<prometheus::MetricFamily> Collect(NamespaceNames names) const;
@@ -53,7 +49,6 @@ class Metrics {
   const ServiceContext& context_;
   const EventJournal* const events_;
   const double start_unix_seconds_;
-  const KeyUsage key_usage_;
   const CertificateEnds certificate_ends_;
 };
 

@@ -264,6 +264,9 @@ absl::Status Node::Impl::Start() {
   context_->has_other_tiers = !config_.data_dir.empty() || config_.gpu_bytes > 0;
   context_->reads_gpu_memory = device_regions_ != nullptr;
   context_->errors = errors_.get();
+  if (encrypted_disk_ != nullptr) {
+    context_->disk_keys = [this] { return encrypted_disk_->key_usage(); };
+  }
   context_->running_config = &running_;
   context_->encode_threads = threads;
   context_->start_nanos = clock_.MonotonicNanos();
@@ -489,8 +492,6 @@ absl::Status Node::Impl::StartHttp() {
   const std::int64_t etcd_end = EtcdCertificateEndSeconds(config_);
   metrics_ = std::make_unique<Metrics>(
       *context_, journal_.get(), static_cast<double>(clock_.UnixMillis()) / 1000.0,
-      encrypted_disk_ == nullptr ? Metrics::KeyUsage()
-                                 : [this] { return encrypted_disk_->key_usage(); },
       [this, etcd_end] {
         std::vector<Metrics::CertificateEnd> ends;
         const std::int64_t node_end = ShownCertificateEndSeconds(config_.tls);

@@ -17,6 +17,7 @@
 #include "service/session_table.h"
 #include "storage/core/clock.h"
 #include "storage/core/worker_pool.h"
+#include "storage/encryption_keys.h"
 #include "storage/tiered_store.h"
 
 namespace kvmill {
@@ -78,6 +79,8 @@ struct ServiceContext {
   std::atomic<bool> draining{false};
   const QuantizationErrors* errors = nullptr;     // Of samples of stored tiles; null: none.
   const RunningConfig* running_config = nullptr;  // Null in tests without a daemon.
+  // Of the disk tier's files; null where nothing is encrypted.
+  std::function<std::vector<EncryptionKeyUsage>()> disk_keys = nullptr;
 
   // A namespace of the caller's tenant. NOT_FOUND for an unknown one, INVALID_ARGUMENT for a
   // malformed reference.

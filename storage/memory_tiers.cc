@@ -110,8 +110,14 @@ absl::Status MemoryTiers::AddNew(const NewBlock& block) {
                               block.link));
   telling.Stored(block.id, block.parent);
   OrderInsert(Tier::kHost, entry, traits, weight.tenant);
-  accounts_[weight.tenant].used_bytes.fetch_add(weight.bytes, std::memory_order_relaxed);
+  accounts_[weight.tenant].AddBlock(weight.bytes);
   CountBlock(Tier::kHost, block.places.size(), weight, +1);
+  if ((block.flags & kUnwritten) != 0) {
+    // A job of a block of this name that was removed may have written this one by now.
+    index_.With(entry, [&](BlockEntry& e) {
+      if ((e.flags & kOnDisk) == 0) unwritten_.Add(weight.tenant, block.id);
+    });
+  }
   if (block.referenced != nullptr) *block.referenced = entry;
   return absl::OkStatus();
 }
@@ -175,6 +181,7 @@ std::uint8_t MemoryTiers::RemoveLocked(EntryId entry, Telling* telling) {
     page_count = e.pages().size();
     referenced = e.references != 0;
     if (telling->wanted()) telling->Removed(e.id());
+    if ((flags & kOnDisk) == 0) unwritten_.Remove(weight.tenant, e.id());
     if (!referenced) ReleasePages(e);
   });
   KVMILL_CHECK(detached);
@@ -189,7 +196,7 @@ std::uint8_t MemoryTiers::RemoveLocked(EntryId entry, Telling* telling) {
     counters_.tier_blocks[Index(Tier::kDisk)].Subtract();
     account.TakeFromTier(Tier::kDisk, weight.bytes);
   }
-  account.used_bytes.fetch_sub(weight.bytes, std::memory_order_relaxed);
+  account.TakeBlock(weight.bytes);
   // Pages that somebody reads are charged until the last one lets go.
   if (!referenced || !InMemory(flags)) account.Uncharge(weight.bytes);
   if (!referenced) index_.Free(entry);
@@ -263,6 +270,7 @@ void MemoryTiers::DiskCopyIsGoneLocked(EntryId entry, Telling* telling) {
     gone = !InMemory(e.flags);
     const Weight weight = WeightOf(e);
     accounts_[weight.tenant].TakeFromTier(Tier::kDisk, weight.bytes);
+    if (!gone) unwritten_.Add(weight.tenant, e.id());
   });
   if (!known) return;
   counters_.tier_blocks[Index(Tier::kDisk)].Subtract();
@@ -273,6 +281,7 @@ void MemoryTiers::Written(BlockEntry& entry) {
   entry.flags |= kOnDisk;
   const Weight weight = WeightOf(entry);
   accounts_[weight.tenant].AddToTier(Tier::kDisk, weight.bytes);
+  unwritten_.Remove(weight.tenant, entry.id());
 }
 
 void MemoryTiers::Release(EntryId entry) {

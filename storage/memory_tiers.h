@@ -43,6 +43,7 @@
 #include "storage/store_observer.h"
 #include "storage/tenant_accounts.h"
 #include "storage/tenant_orders.h"
+#include "storage/unwritten_blocks.h"
 
 namespace kvmill {
 
@@ -118,6 +119,10 @@ class MemoryTiers {
 
   // The disk has the block now. Under the entry's lock.
   void Written(BlockEntry& entry);
+  // Of a tenant, or of all: blocks that the disk does not have, and nobody removed.
+  std::vector<BlockId> Unwritten(std::optional<TenantId> tenant) const {
+    return unwritten_.Of(tenant);
+  }
 
   // Drops a reference that was taken under the entry's lock (references + 1).
   void Release(EntryId entry);
@@ -346,6 +351,7 @@ class MemoryTiers {
   BlockWatcher* const watcher_;  // The same, if it is one.
   const NamespaceTable& namespaces_;
   TenantAccounts& accounts_;
+  UnwrittenBlocks unwritten_;  // None without a disk.
 
   const std::array<PagePool*, kMemoryTiers> pools_;
   std::array<Room, kMemoryTiers> rooms_;

@@ -75,6 +75,13 @@ absl::StatusOr<TenantId> NamespaceTable::InternTenant(absl::string_view name) {
   return InternLocked(name);
 }
 
+std::optional<TenantId> NamespaceTable::FindTenant(absl::string_view name) const {
+  MutexLock lock(mu_);
+  const auto it = tenants_.find(std::string(name));
+  if (it == tenants_.end()) return std::nullopt;
+  return it->second;
+}
+
 std::vector<std::string> NamespaceTable::TenantNames() const {
   MutexLock lock(mu_);
   return tenant_names_;

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,6 +65,7 @@ class NamespaceTable {
   // The number of a tenant, which is new when it has no namespace. RESOURCE_EXHAUSTED when
   // namespaces to come would find no number.
   absl::StatusOr<TenantId> InternTenant(absl::string_view name);
+  std::optional<TenantId> FindTenant(absl::string_view name) const;
   std::vector<std::string> TenantNames() const;  // By number.
 
  private:

@@ -18,10 +18,12 @@
 namespace kvmill {
 
 struct alignas(64) TenantAccount {
-  std::atomic<std::uint64_t> used_bytes{0};  // Blocks in the index.
+  std::atomic<std::uint64_t> blocks{0};      // In the index,
+  std::atomic<std::uint64_t> used_bytes{0};  //   and their bytes.
   // Those; what is on its way in; what was removed and is still referred to. Never above the hard
   // quota by anything that came in under it.
   std::atomic<std::uint64_t> charged_bytes{0};
+  std::array<std::atomic<std::uint64_t>, kTierCount> tier_blocks{};
   std::array<std::atomic<std::uint64_t>, kTierCount> tier_bytes{};
   std::atomic<std::uint64_t> soft_bytes{kNoQuota};
   std::atomic<std::uint64_t> hard_bytes{kNoQuota};
@@ -41,10 +43,21 @@ struct alignas(64) TenantAccount {
   }
   void Uncharge(std::uint64_t bytes) { charged_bytes.fetch_sub(bytes, std::memory_order_relaxed); }
 
+  // One block, in these four.
+  void AddBlock(std::uint64_t bytes) {
+    blocks.fetch_add(1, std::memory_order_relaxed);
+    used_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  }
+  void TakeBlock(std::uint64_t bytes) {
+    blocks.fetch_sub(1, std::memory_order_relaxed);
+    used_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+  }
   void AddToTier(Tier tier, std::uint64_t bytes) {
+    tier_blocks[static_cast<std::size_t>(tier)].fetch_add(1, std::memory_order_relaxed);
     tier_bytes[static_cast<std::size_t>(tier)].fetch_add(bytes, std::memory_order_relaxed);
   }
   void TakeFromTier(Tier tier, std::uint64_t bytes) {
+    tier_blocks[static_cast<std::size_t>(tier)].fetch_sub(1, std::memory_order_relaxed);
     tier_bytes[static_cast<std::size_t>(tier)].fetch_sub(bytes, std::memory_order_relaxed);
   }
   std::uint64_t InTier(Tier tier) const {

@@ -50,6 +50,14 @@ struct TenantUsage {
   std::uint64_t rejections = 0;  // Blocks that its hard quota refused, since the start.
 };
 
+// How many blocks a tenant has, each counted in the fastest tier that it is in. Values read one
+// after the other.
+struct TenantHolding {
+  std::uint64_t blocks = 0;
+  std::array<std::uint64_t, kTierCount> tier_blocks{};
+  std::array<std::uint64_t, kTierCount> tier_bytes{};
+};
+
 }  // namespace kvmill
 
 #endif  // KVMILL_STORAGE_TENANT_QUOTAS_H_

@@ -337,7 +337,7 @@ absl::Status TieredStore::Impl::RecoverFromDisk() {
     }
     if (inserted.ok()) {  // Or the disk told of it twice.
       TenantAccount& account = accounts_[space->tenant_id];
-      account.used_bytes.fetch_add(bytes, std::memory_order_relaxed);
+      account.AddBlock(bytes);
       account.charged_bytes.fetch_add(bytes, std::memory_order_relaxed);
       account.AddToTier(Tier::kDisk, bytes);
     }
@@ -446,12 +446,13 @@ absl::Status TieredStore::MakeDurable(absl::Span<const BlockId> ids,
   return ids.empty() ? flushed : absl::OkStatus();
 }
 
-absl::StatusOr<std::uint64_t> TieredStore::Flush() {
+absl::StatusOr<std::uint64_t> TieredStore::Flush(std::optional<absl::string_view> tenant) {
   std::vector<BlockId> unwritten;
-  impl_->index_->ForEach([&](EntryId, const BlockEntry& e) {
-    if (InMemory(e.flags) && (e.flags & kOnDisk) == 0) unwritten.push_back(e.id());
-    return true;
-  });
+  if (!tenant.has_value()) {
+    unwritten = impl_->tiers_->Unwritten(std::nullopt);
+  } else if (const auto number = impl_->namespaces_.FindTenant(*tenant); number.has_value()) {
+    unwritten = impl_->tiers_->Unwritten(*number);
+  }
   std::vector<absl::Status> results(unwritten.size());
   KVMILL_RETURN_IF_ERROR(MakeDurable(unwritten, absl::MakeSpan(results)));
   std::uint64_t flushed = 0;
@@ -460,6 +461,8 @@ absl::StatusOr<std::uint64_t> TieredStore::Flush() {
     KVMILL_RETURN_IF_ERROR(result);
     ++flushed;
   }
+  // What was written before may be what the disk could not flush.
+  if (flushed == 0 && !unwritten.empty()) KVMILL_RETURN_IF_ERROR(MakeDurable({}, {}));
   return flushed;
 }
 

@@ -24,12 +24,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "storage/block_copy.h"
@@ -182,9 +184,9 @@ class TieredStore {
   // when it is not in the store any more, else why not. FAILED_PRECONDITION when there is no disk
   // tier; for no `ids`, what the disk's flush said.
   absl::Status MakeDurable(absl::Span<const BlockId> ids, absl::Span<absl::Status> results);
-  // The same for every sealed block; the number of blocks that were not durable before. An error
-  // when any could not be made so.
-  absl::StatusOr<std::uint64_t> Flush();
+  // The same for every sealed block, of one tenant if given; the number of those that were on no
+  // disk before. An error when any could not be made so. Costs what is unwritten, not what is here.
+  absl::StatusOr<std::uint64_t> Flush(std::optional<absl::string_view> tenant = std::nullopt);
 
   // --- Lookup and fetch ---
   struct LookupResult {
@@ -280,6 +282,8 @@ class TieredStore {
   absl::Status SetQuotas(const TenantQuotas& quotas);
   // Of every tenant that has a namespace or a quota, by name.
   std::vector<TenantUsage> Usage() const;
+  // Of one tenant, which may be unknown. Looks at no block.
+  TenantHolding Holding(absl::string_view tenant) const;
 
   // --- Room ahead of need (storage/watermarks.h) ---
   // Any time, from any thread; none without this. Blocks that leave so are on disk, or move from

@@ -1,6 +1,7 @@
 // Quotas of the store as a whole: what is charged on the way in, and what leaves for it.
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "absl/strings/cord.h"
@@ -197,6 +198,27 @@ absl::Status TieredStore::SetQuotas(const TenantQuotas& quotas) {
   }
   impl_->TrimSoon();
   return absl::OkStatus();
+}
+
+TenantHolding TieredStore::Holding(absl::string_view tenant) const {
+  TenantHolding holding;
+  const std::optional<TenantId> number = impl_->namespaces_.FindTenant(tenant);
+  if (!number.has_value()) return holding;
+  const TenantAccount& account = impl_->accounts_[*number];
+  holding.blocks = account.blocks.load(std::memory_order_relaxed);
+  std::uint64_t disk_blocks = holding.blocks;
+  std::uint64_t disk_bytes = account.used_bytes.load(std::memory_order_relaxed);
+  // A block is in one memory at most, and what is in none is on disk.
+  for (const Tier tier : {Tier::kGpu, Tier::kHost}) {
+    const std::size_t i = Index(tier);
+    holding.tier_blocks[i] = account.tier_blocks[i].load(std::memory_order_relaxed);
+    holding.tier_bytes[i] = account.tier_bytes[i].load(std::memory_order_relaxed);
+    disk_blocks -= std::min(disk_blocks, holding.tier_blocks[i]);
+    disk_bytes -= std::min(disk_bytes, holding.tier_bytes[i]);
+  }
+  holding.tier_blocks[Index(Tier::kDisk)] = disk_blocks;
+  holding.tier_bytes[Index(Tier::kDisk)] = disk_bytes;
+  return holding;
 }
 
 std::vector<TenantUsage> TieredStore::Usage() const {

@@ -22,7 +22,11 @@ constexpr const char* kStatHelp =
     "                included); null before the first block\n"
     "  hit_rate    = hit_blocks / lookup_blocks, from 0 to 1\n"
     "'blocks' counts (block, layer group) pairs; 'pages' those blocks' layers in host memory and "
-    "on the GPU.\n";
+    "on the GPU.\n"
+    "'disk_keys' are the keys that encrypt files of the disk tier, by their ids: one of state "
+    "'old' "
+    "without\n"
+    "files may be taken out of --disk-key-file.\n";
 constexpr const char* kLsHelp =
     "One entry a (block, layer group): the fastest tier that holds it, its bytes there, its age "
     "since\n"
@@ -56,6 +60,31 @@ Json TiersJson(const std::vector<TierUsage>& tiers) {
   return json;
 }
 
+const char* StateOf(const DiskKeyUse& key) { return key.is_current ? "current" : "old"; }
+
+Json DiskKeysJson(const std::vector<DiskKeyUse>& keys) {
+  Json json = Json::array();
+  for (const DiskKeyUse& key : keys) {
+    json.push_back(
+        {{"key", key.key}, {"state", StateOf(key)}, {"files", key.files}, {"bytes", key.bytes}});
+  }
+  return json;
+}
+
+void PrintDiskKeys(const std::vector<DiskKeyUse>& keys) {
+  if (keys.empty()) return;
+  std::cout << "\n";
+  Table table({{"disk key", Table::Align::kLeft},
+               {"state", Table::Align::kLeft},
+               {"files", Table::Align::kRight},
+               {"bytes", Table::Align::kRight}});
+  for (const DiskKeyUse& key : keys) {
+    table.Add({key.key, !key.is_current && key.files == 0 ? "old, may go" : StateOf(key),
+               HumanCount(key.files), HumanBytes(key.bytes)});
+  }
+  table.Print();
+}
+
 absl::Status Stat(const CommonFlags& common) {
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
   KVMILL_ASSIGN_OR_RETURN(const ServerStat stat, client->Stat());
@@ -82,7 +111,8 @@ absl::Status Stat(const CommonFlags& common) {
                {"boot_id", stat.boot_id},
                {"uptime_s", stat.uptime_s},
                {"unwritten_blocks", stat.unwritten_blocks},
-               {"metadata_bytes", stat.metadata_bytes}});
+               {"metadata_bytes", stat.metadata_bytes},
+               {"disk_keys", DiskKeysJson(stat.disk_keys)}});
     return absl::OkStatus();
   }
   Report report;
@@ -113,6 +143,7 @@ absl::Status Stat(const CommonFlags& common) {
                HumanCount(tier.blocks)});
   }
   table.Print();
+  PrintDiskKeys(stat.disk_keys);
   return absl::OkStatus();
 }
 

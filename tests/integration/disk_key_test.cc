@@ -20,11 +20,18 @@
 namespace kvmill::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kKey[] = "8d7f1c2b3a4958677685948392a1b0cfde0112233445566778899aabbccddee1";
+constexpr char kUnusedKey[] = "f0e1d2c3b4a5968778695a4b3c2d1e0ff0e1d2c3b4a5968778695a4b3c2d1e0f";
 constexpr char kOtherKey[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeef0";
+
+// The command `kvmill`, which lies beside the daemon.
+std::string ToolBinary() {
+  return std::filesystem::path(DaemonBinary()).replace_filename("kvmill").string();
+}
 
 std::string ContentsOf(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -96,7 +103,8 @@ TEST_F(DiskKeyTest, BlocksComeBackWithTheirKeyAndWithNoOther) {
   }
 
   // A new key above it.
-  StartDurable({"--disk-key-file", KeyFile("both", absl::StrCat(kOtherKey, "\n", kKey, "\n")),
+  StartDurable({"--disk-key-file",
+                KeyFile("both", absl::StrCat(kOtherKey, "\n", kKey, "\n", kUnusedKey, "\n")),
                 "--metrics", "127.0.0.1:0"});
   const ClientNamespace again = Open("a-model-of-nobody-else", SmallSpec());
   const auto decoded = Get(again, KeysOf("s", 2));
@@ -105,6 +113,35 @@ TEST_F(DiskKeyTest, BlocksComeBackWithTheirKeyAndWithNoOther) {
   const std::string metrics = MetricsText();
   EXPECT_THAT(metrics, HasSubstr(absl::StrCat(IdOf(kKey), "\",state=\"old\"} ")));
   EXPECT_THAT(metrics, HasSubstr(absl::StrCat(IdOf(kOtherKey), "\",state=\"current\"} ")));
+  const auto stat = client_->Stat();
+  ASSERT_TRUE(stat.ok()) << stat.status();
+  ASSERT_EQ(stat->disk_keys.size(), 3u);
+  EXPECT_EQ(stat->disk_keys[0].key, IdOf(kOtherKey));
+  EXPECT_TRUE(stat->disk_keys[0].is_current);
+  EXPECT_GT(stat->disk_keys[0].files, 0u);
+  EXPECT_EQ(stat->disk_keys[1].key, IdOf(kKey));
+  EXPECT_FALSE(stat->disk_keys[1].is_current);
+  EXPECT_GT(stat->disk_keys[1].files, 0u) << "the page is still in its epoch";
+  EXPECT_GT(stat->disk_keys[1].bytes, 0u);
+  // As the command says it, with nothing of a key but its id.
+  DaemonProcess said(ToolBinary(), {"stat", "--json", "--server", "unix:" + socket()});
+  ASSERT_EQ(said.WaitExit().code, 0) << said.standard_error();
+  const nlohmann::json keys = nlohmann::json::parse(said.standard_output())["disk_keys"];
+  ASSERT_EQ(keys.size(), 3u);
+  EXPECT_EQ(keys[0]["key"], IdOf(kOtherKey));
+  EXPECT_EQ(keys[0]["state"], "current");
+  EXPECT_EQ(keys[1]["key"], IdOf(kKey));
+  EXPECT_EQ(keys[1]["state"], "old");
+  EXPECT_EQ(keys[1]["files"], stat->disk_keys[1].files);
+  for (const char* key : {kKey, kOtherKey, kUnusedKey}) {
+    EXPECT_THAT(said.standard_output(), Not(HasSubstr(std::string(key).substr(0, 12))));
+  }
+
+  // People are told that a key without files may go.
+  DaemonProcess human(ToolBinary(), {"stat", "--server", "unix:" + socket()});
+  ASSERT_EQ(human.WaitExit().code, 0) << human.standard_error();
+  EXPECT_THAT(human.standard_output(), ContainsRegex(IdOf(kUnusedKey) + " +old, may go +0"));
+  EXPECT_THAT(human.standard_output(), Not(ContainsRegex(IdOf(kKey) + " +old, may go")));
 }
 
 TEST_F(DiskKeyTest, APlainDirectoryIsLeftAsItIs) {
