@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "client/tls/tls_checks.h"
 #include "storage/core/status_macros.h"
 
@@ -99,6 +100,11 @@ absl::StatusOr<std::string> AdminAddressOf(const std::string& admin, const std::
   return bound.ToString();
 }
 
+absl::Status CheckEtcdFiles(const TlsFiles& files) {
+  KVMILL_RETURN_IF_ERROR(CheckTlsFiles(files));
+  return files.certificate.empty() ? absl::OkStatus() : CheckTlsUses(files, {.client = true});
+}
+
 }  // namespace
 
 std::string NodeIdOf(const Config& config) {
@@ -161,13 +167,16 @@ absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config) {
   EtcdOptions options;
   KVMILL_ASSIGN_OR_RETURN(ClusterAddress cluster, ParseCluster(config.cluster));
   options.servers = std::move(cluster.servers);
-  KVMILL_ASSIGN_OR_RETURN(options.ca_pem, ReadFile("etcd-ca", config.etcd_ca));
-  KVMILL_ASSIGN_OR_RETURN(options.certificate_pem, ReadFile("etcd-cert", config.etcd_cert));
-  KVMILL_ASSIGN_OR_RETURN(options.key_pem, ReadFile("etcd-key", config.etcd_key));
+  options.tls = {config.etcd_ca, config.etcd_cert, config.etcd_key, ""};
   if (config.etcd_cert.empty() != config.etcd_key.empty() ||
       (!config.etcd_cert.empty() && config.etcd_ca.empty())) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--etcd-cert ", config.etcd_cert, ": needs --etcd-key and --etcd-ca, and they need it"));
+  }
+  if (const absl::Status files = CheckEtcdFiles(options.tls); !files.ok()) {
+    // The checks know the names of a node's own files.
+    return absl::Status(files.code(),
+                        absl::StrCat("--etcd-", absl::StripPrefix(files.message(), "tls-")));
   }
   options.user = config.etcd_user;
   options.password = config.etcd_password;

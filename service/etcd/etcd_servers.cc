@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/channel_args.h"
+#include "client/tls/tls_credentials.h"
+#include "storage/core/status_macros.h"
 
 namespace kvmill {
 namespace {
@@ -26,24 +28,13 @@ grpc::ChannelArguments ChannelArguments() {
 
 absl::StatusOr<std::unique_ptr<EtcdServers>> EtcdServers::Create(const EtcdOptions& options) {
   if (options.servers.empty()) return absl::InvalidArgumentError("etcd: no server is named");
-  if (options.certificate_pem.empty() != options.key_pem.empty() ||
-      (!options.key_pem.empty() && options.ca_pem.empty())) {
-    return absl::InvalidArgumentError(
-        "etcd: a client's certificate needs its key, and the authority of the servers");
-  }
-  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
-  if (!options.ca_pem.empty()) {
-    grpc::SslCredentialsOptions ssl;
-    ssl.pem_root_certs = options.ca_pem;
-    ssl.pem_cert_chain = options.certificate_pem;
-    ssl.pem_private_key = options.key_pem;
-    credentials = grpc::SslCredentials(ssl);
-  }
+  KVMILL_RETURN_IF_ERROR(CheckTlsFiles(options.tls));
+  const std::shared_ptr<grpc::ChannelCredentials> credentials = ChannelCredentialsOf(options.tls);
   std::unique_ptr<EtcdServers> servers(new EtcdServers);
   for (const HostPort& address : options.servers) {
     EtcdServer server;
     server.name = address.ToString();
-    server.tls = !options.ca_pem.empty();
+    server.tls = options.tls.enabled();
     const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
         absl::StrCat("dns:///", server.name), credentials, ChannelArguments());
     server.kv = etcdserverpb::KV::NewStub(channel);

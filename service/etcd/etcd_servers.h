@@ -11,17 +11,16 @@
 
 #include "absl/status/statusor.h"
 #include "client/server_address.h"
+#include "client/tls/tls_files.h"
 #include "etcd/rpc.grpc.pb.h"
 
 namespace kvmill {
 
 struct EtcdOptions {
   std::vector<HostPort> servers;  // At least one, of one cluster.
-  // PEM. With an authority the connections are TLS, and a server must prove the host it is reached
-  // by. Certificate and key: both or none; the key needs an authority.
-  std::string ca_pem;
-  std::string certificate_pem;
-  std::string key_pem;
+  // With an authority the connections are TLS, and a server must prove the host it is reached by.
+  // Files that change are taken for connections from then on (client/tls/tls_files.h).
+  TlsFiles tls;
   std::string user;  // Empty: nobody asks for one.
   std::string password;
 };
@@ -38,7 +37,7 @@ struct EtcdServer {
 
 class EtcdServers {
  public:
-  // Opens no connection. INVALID_ARGUMENT: no server, or a certificate without its key.
+  // Opens no connection. INVALID_ARGUMENT: no server, or as CheckTlsFiles.
   static absl::StatusOr<std::unique_ptr<EtcdServers>> Create(const EtcdOptions& options);
 
   std::size_t size() const { return servers_.size(); }

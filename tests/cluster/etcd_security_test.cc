@@ -2,12 +2,14 @@
 #include <gmock/gmock.h>
 
 #include <chrono>
+#include <filesystem>
 #include <future>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "client/tls/tls_credentials.h"
 #include "tests/cluster/etcd_registry_fixture.h"
 
 namespace kvmill::testing {
@@ -93,6 +95,20 @@ TEST_F(EtcdRegistryTest, UsersProveWhoTheyAre) {
   EXPECT_THAT(std::string(nobody.message()), HasSubstr("it wants a user: --etcd-user NAME"));
 }
 
+TlsFiles FilesOf(const TestCertificates& certificates) {
+  return {certificates.ca_path(), certificates.certificate_path(), certificates.key_path(), ""};
+}
+
+// A list from `registry` that has 15 s.
+absl::Status ListOnce(EtcdRegistry& registry, ThreadLoop& loop) {
+  std::promise<absl::Status> answer;
+  loop.Run([&] {
+    registry.List("/t/", loop.clock().MonotonicNanos() + 15'000 * kMs,
+                  [&](const auto& listing) { answer.set_value(listing.status()); });
+  });
+  return answer.get_future().get();
+}
+
 TEST(EtcdTlsTest, BothEndsProveWhoTheyAre) {
   const TestCertificates certificates;
   const TestCertificates strangers;
@@ -103,40 +119,83 @@ TEST(EtcdTlsTest, BothEndsProveWhoTheyAre) {
     options.servers = {server};
     absl::StatusOr<std::unique_ptr<EtcdRegistry>> registry = EtcdRegistry::Create(options, loop);
     if (!registry.ok()) return registry.status();
-    std::promise<absl::Status> answer;
-    loop.Run([&] {
-      (*registry)->List("/t/", loop.clock().MonotonicNanos() + 15'000 * kMs,
-                        [&](const auto& listing) { answer.set_value(listing.status()); });
-    });
-    const absl::Status status = answer.get_future().get();
+    const absl::Status status = ListOnce(**registry, loop);
     loop.Run([&] { registry->reset(); });
     return status;
   };
   EtcdOptions right;
-  right.ca_pem = ReadText(certificates.ca_path());
-  right.certificate_pem = ReadText(certificates.certificate_path());
-  right.key_pem = ReadText(certificates.key_path());
-  ASSERT_THAT(right.key_pem, HasSubstr("PRIVATE KEY"));
+  right.tls = FilesOf(certificates);
   EXPECT_TRUE(list(right, etcd.address()).ok()) << list(right, etcd.address());
   // 127.0.0.2 is the same server, but not in its certificate.
   EXPECT_FALSE(list(right, {"127.0.0.2", etcd.address().port}).ok());
 
   EtcdOptions without_key = right;
-  without_key.certificate_pem = without_key.key_pem = "";
+  without_key.tls.certificate = without_key.tls.key = "";
   EXPECT_THAT(std::string(list(without_key, etcd.address()).message()),
               HasSubstr("if it wants a certificate: --etcd-cert FILE, --etcd-key FILE"));
   EtcdOptions stranger = right;
-  stranger.certificate_pem = ReadText(strangers.certificate_path());
-  stranger.key_pem = ReadText(strangers.key_path());
+  stranger.tls.certificate = strangers.certificate_path();
+  stranger.tls.key = strangers.key_path();
   EXPECT_FALSE(list(stranger, etcd.address()).ok());
   EtcdOptions mistrusts = right;
-  mistrusts.ca_pem = ReadText(strangers.ca_path());
+  mistrusts.tls.ca = strangers.ca_path();
   EXPECT_EQ(list(mistrusts, etcd.address()).code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(list(EtcdOptions{}, etcd.address()).message()),
               HasSubstr("if it wants TLS: --etcd-ca FILE"));
   EtcdOptions half = right;
-  half.key_pem = "";
+  half.tls.key = "";
   EXPECT_EQ(list(half, etcd.address()).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Authority and certificates of etcd and of the registry change while it lives: the next connection
+// is by the new ones. Files that do not fit each other are not taken meanwhile.
+TEST(EtcdTlsTest, FilesChangeWithoutARestart) {
+  const TestCertificates of_etcd, before, after;
+  const TemporaryDirectory directory;
+  const TlsFiles files{directory / "ca.pem", directory / "cert.pem", directory / "key.pem", ""};
+  const auto replace = [](const std::string& path, const std::string& by) {
+    const std::string next = path + ".next";
+    std::filesystem::copy_file(by, next, std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::rename(next, path);
+  };
+  const auto replace_all = [&](const TlsFiles& old, const TestCertificates& by) {
+    replace(old.ca, by.ca_path());
+    replace(old.certificate, by.certificate_path());
+    replace(old.key, by.key_path());
+  };
+  replace_all(FilesOf(of_etcd), before);
+  replace_all(files, before);
+  EtcdProcess etcd(&of_etcd);
+  ASSERT_TRUE(etcd.Start());
+  ThreadLoop loop(SystemClock());
+  EtcdOptions options;
+  options.servers = {etcd.address()};
+  options.tls = files;
+  auto registry = EtcdRegistry::Create(options, loop);
+  ASSERT_TRUE(registry.ok()) << registry.status();
+  EXPECT_TRUE(ListOnce(**registry, loop).ok()) << ListOnce(**registry, loop);
+
+  // A certificate without its key is no reason to lose the connection, nor the next one.
+  replace(files.certificate, after.certificate_path());
+  std::this_thread::sleep_for(std::chrono::seconds(kTlsRefreshSeconds + 2));
+  etcd.Kill();
+  ASSERT_TRUE(etcd.Start());
+  EXPECT_TRUE(ListOnce(**registry, loop).ok()) << ListOnce(**registry, loop);
+
+  // From now on etcd is another authority's, and believes no other.
+  etcd.Kill();
+  replace_all(FilesOf(of_etcd), after);
+  ASSERT_TRUE(etcd.Start());
+  EXPECT_FALSE(ListOnce(**registry, loop).ok()) << "neither believes the other yet";
+  replace_all(files, after);
+  absl::Status listed = absl::UnknownError("not tried");
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!listed.ok() && std::chrono::steady_clock::now() < give_up) {
+    listed = ListOnce(**registry, loop);
+    std::this_thread::sleep_for(Millis(200));
+  }
+  EXPECT_TRUE(listed.ok()) << listed;
+  loop.Run([&] { registry->reset(); });
 }
 
 }  // namespace

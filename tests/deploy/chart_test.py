@@ -225,6 +225,9 @@ class ConfigTest(unittest.TestCase):
         # Peers are asked by address; the name in their certificate is one for all.
         self.assertEqual(config["tls_server_name"], "kvmill.kvmill.svc")
         self.assertEqual(told(objects_of("tls"))[0]["tls_server_name"], "tiles.example.com")
+        # Without a list nodes are known by the names of their own certificate.
+        self.assertNotIn("tls_peers", config)
+        self.assertEqual(told(objects_of("tls"))[0]["tls_peers"], "tiles.example.com,spiffe://example.com/tiles")
         config, flags, _ = told(objects_of("insecure"))
         self.assertEqual((config["insecure"], config["zone"], config["data_plane_plaintext"]), ("true", "eu-1a", "true"))
         self.assertEqual((flags["ucx"], flags["advertise"]), ("[fd00::7]:7610", "[fd00::7]:7600"))

@@ -18,6 +18,7 @@
 #include "service/loaded_config.h"
 #include "service/running_config.h"
 #include "storage/encryption_keys.h"
+#include "tests/integration/test_certificates.h"
 
 namespace kvmill {
 namespace {
@@ -314,6 +315,14 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
   EXPECT_EQ(check({{"ucx", "10.0.0.1"}, {"rdma", "required"}}), "");
   EXPECT_EQ(check({{"rdma", "expected"}}), "");
   EXPECT_THAT(check({{"rdma", "required"}}), HasSubstr("--rdma required: is of the data plane"));
+  EXPECT_EQ(check({{"host-high-watermark", "100"}, {"host-low-watermark", "99"}}), "");
+  EXPECT_THAT(check({{"host-low-watermark", "95"}}),
+              HasSubstr("--host-low-watermark 95: want less than --host-high-watermark, 95"));
+  EXPECT_THAT(check({{"gpu-high-watermark", "50"}}),
+              HasSubstr("--gpu-low-watermark 90: want less than --gpu-high-watermark, 50"));
+  EXPECT_THAT(check({{"gpu-high-watermark", "101"}}), HasSubstr("gpu-high-watermark \"101\": "));
+  EXPECT_THAT(check({{"host-high-watermark", "0"}}), HasSubstr("want a number from 1 to 100"));
+  EXPECT_THAT(check({{"host-low-watermark", "100"}}), HasSubstr("want a number from 0 to 99"));
   EXPECT_THAT(check({{"socket", std::string(200, 's')}}), HasSubstr("200 bytes, want 1 to 102"));
 }
 
@@ -347,7 +356,14 @@ TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
   EXPECT_EQ(check({}), "");
   EXPECT_EQ(check({{"node-id", ""}}), "") << "the host name will do";
   EXPECT_EQ(check({{"zone", "eu-1a"}, {"advertise", "node-1.example:0"}}), "");
-  EXPECT_EQ(check({{"etcd-ca", file}, {"etcd-cert", file}, {"etcd-key", file}}), "");
+  testing::TestAuthority authority;
+  const testing::TestAuthority::Files good = authority.Issue("node", "DNS:node.example");
+  const testing::TestAuthority::Files other = authority.Issue("other", "DNS:other.example");
+  const testing::TestAuthority::Files server =
+      authority.Issue("server", "DNS:server.example", /*over=*/false, "serverAuth");
+  const std::string ca = authority.ca_path();
+  EXPECT_EQ(check({{"etcd-ca", ca}}), "");
+  EXPECT_EQ(check({{"etcd-ca", ca}, {"etcd-cert", good.certificate}, {"etcd-key", good.key}}), "");
   EXPECT_EQ(check({{"etcd-user", "mill"}}, "word"), "");
   EXPECT_EQ(check({{"etcd-user", "mill"}, {"etcd-password-file", file}}), "");
   const struct {
@@ -392,6 +408,11 @@ TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
       {{{"peer-timeout", "9ms"}}, "want 10ms to 10s"},
       {{{"etcd-ca", dir}}, "--etcd-ca "},
       {{{"etcd-ca", "/absent"}}, "--etcd-ca /absent: cannot be read (No such file"},
+      {{{"etcd-ca", file}}, "holds no certificate, want PEM"},
+      {{{"etcd-ca", ca}, {"etcd-cert", good.certificate}, {"etcd-key", other.key}},
+       "is not the key of"},
+      {{{"etcd-ca", ca}, {"etcd-cert", server.certificate}, {"etcd-key", server.key}},
+       "--etcd-cert "},
       {{{"etcd-ca", file}, {"etcd-cert", file}}, "needs --etcd-key and --etcd-ca"},
       {{{"etcd-cert", file}, {"etcd-key", file}}, "needs --etcd-key and --etcd-ca"},
       {{{"etcd-user", "mill"}}, "--etcd-user mill: needs a password"},

@@ -16,6 +16,9 @@
 {{- if lt (include "kvmill.bytes" $v.replicationRate | int64) 65536 -}}
 {{- fail (printf "replicationRate %s: want at least 64KiB" $v.replicationRate) -}}
 {{- end -}}
+{{- if and $v.tls.peers (not $v.tls.existingSecret) -}}
+{{- fail (printf "tls.peers %s: needs tls.existingSecret" (join "," $v.tls.peers)) -}}
+{{- end -}}
 {{- if include "kvmill.listens" . -}}
 {{- if and $v.tls.existingSecret $v.tls.insecure -}}
 {{- fail (printf "tls.existingSecret %s: tls.insecure is true as well; want one of them" $v.tls.existingSecret) -}}

@@ -29,6 +29,7 @@
 {{- else -}}
 {{- $config = merge $config (dict "tls_cert" "/etc/kvmill/tls/tls.crt" "tls_key" "/etc/kvmill/tls/tls.key" "tls_ca" "/etc/kvmill/tls/ca.crt"
       "tls_server_name" ($v.tls.serverName | default (printf "%s.%s.svc" (include "kvmill.fullname" .) .Release.Namespace))) -}}
+{{- if $v.tls.peers -}}{{- $_ := set $config "tls_peers" (join "," $v.tls.peers) -}}{{- end -}}
 {{- end -}}
 {{- if and $v.dataPlane.enabled $v.dataPlane.plaintext -}}
 {{- $_ := set $config "data_plane_plaintext" "true" -}}
