@@ -28,11 +28,6 @@ constexpr char kKey[] = "8d7f1c2b3a4958677685948392a1b0cfde0112233445566778899aa
 constexpr char kUnusedKey[] = "f0e1d2c3b4a5968778695a4b3c2d1e0ff0e1d2c3b4a5968778695a4b3c2d1e0f";
 constexpr char kOtherKey[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeef0";
 
-// The command `kvmill`, which lies beside the daemon.
-std::string ToolBinary() {
-  return std::filesystem::path(DaemonBinary()).replace_filename("kvmill").string();
-}
-
 std::string ContentsOf(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
@@ -124,7 +119,7 @@ TEST_F(DiskKeyTest, BlocksComeBackWithTheirKeyAndWithNoOther) {
   EXPECT_GT(stat->disk_keys[1].files, 0u) << "the page is still in its epoch";
   EXPECT_GT(stat->disk_keys[1].bytes, 0u);
   // As the command says it, with nothing of a key but its id.
-  DaemonProcess said(ToolBinary(), {"stat", "--json", "--server", "unix:" + socket()});
+  DaemonProcess said(KVMILL_CLI, {"stat", "--json", "--server", "unix:" + socket()});
   ASSERT_EQ(said.WaitExit().code, 0) << said.standard_error();
   const nlohmann::json keys = nlohmann::json::parse(said.standard_output())["disk_keys"];
   ASSERT_EQ(keys.size(), 3u);
@@ -138,7 +133,7 @@ TEST_F(DiskKeyTest, BlocksComeBackWithTheirKeyAndWithNoOther) {
   }
 
   // People are told that a key without files may go.
-  DaemonProcess human(ToolBinary(), {"stat", "--server", "unix:" + socket()});
+  DaemonProcess human(KVMILL_CLI, {"stat", "--server", "unix:" + socket()});
   ASSERT_EQ(human.WaitExit().code, 0) << human.standard_error();
   EXPECT_THAT(human.standard_output(), ContainsRegex(IdOf(kUnusedKey) + " +old, may go +0"));
   EXPECT_THAT(human.standard_output(), Not(ContainsRegex(IdOf(kKey) + " +old, may go")));

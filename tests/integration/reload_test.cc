@@ -348,6 +348,28 @@ TEST_F(ReloadTest, EveryOptionChangesWhatTheDaemonDoesAndItsClientsNoticeNothing
   EXPECT_THAT(daemon_->standard_error(), Not(HasSubstr(kToken)));
 }
 
+TEST_F(ReloadTest, WatermarksThatChangeMoveBlocksOutOfMemory) {
+  WriteConfig("host_high_watermark: 100\n");
+  StartDurable({"--config", config_path()});
+  ASSERT_FALSE(HasFatalFailure());
+  const NamespaceSpec spec = SmallSpec();
+  const ClientNamespace ns = Open("marks", spec);
+  constexpr std::uint32_t kBlocks = 250;
+  Sequence sequence(spec, kBlocks * spec.block_tokens, 4);
+  ASSERT_EQ(Put(ns, "s", sequence, /*durable=*/true).blocks_stored, kBlocks);
+  const std::string used = "kvmill_tier_used_bytes{tier=\"host\"}";
+  const double before = Metric(used);
+  ASSERT_GT(before, 0.012 * Metric("kvmill_tier_capacity_bytes{tier=\"host\"}"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_EQ(Metric(used), before);
+  WriteConfig("host_high_watermark: 1\nhost_low_watermark: 0\n");
+  Reload();
+  Until([&] { return Metric(used) == 0; }, "blocks stay in memory");
+  EXPECT_EQ(Metric("kvmill_evicted_blocks_total{tier=\"host\",reason=\"watermark\"}"), kBlocks);
+  EXPECT_EQ(Metric("kvmill_evicted_blocks_total{tier=\"host\",reason=\"capacity\"}"), 0);
+  EXPECT_EQ(Get(ns, KeysOf("s", kBlocks)).size(), 4u) << "they are on disk";
+}
+
 TEST_F(ReloadTest, BadFilesChangeNothingAndTheDaemonServes) {
   StartTls();
   ASSERT_FALSE(HasFatalFailure());
@@ -378,6 +400,11 @@ TEST_F(ReloadTest, BadFilesChangeNothingAndTheDaemonServes) {
       {config_case("peer_timeout: 5\n"), ":11: peer-timeout \"5\""},
       {config_case("log_level: debug\nzone: \"\xff\"\n"), ":12: byte 0xff is not UTF-8"},
       {config_case("log_level: \"debug\n"), "the file ends inside a quoted value"},
+      {config_case("host_high_watermark: 101\n"),
+       ":11: host-high-watermark \"101\": want a number"},
+      {config_case("host_high_watermark: 90\n"),
+       "--host-low-watermark 90: want less than --host-high-watermark, 90"},
+      {config_case("gpu_low_watermark: 96\n"), "want less than --gpu-high-watermark, 95"},
       {config_case("log_level: debug\ninsecure: true\n"), "--insecure with --tls-"},
       {config_case("log_level: debug\n---\nlog_level: debug\n"), "a second document"},
       {[&] { Write(config_path(), "- a\n"); }, ":1: want a map of options"},

@@ -252,6 +252,10 @@ TEST(ConfigTest, BadValuesAreRefusedNamingOptionValueAndWhatIsAllowed) {
     const char* value;
     const char* allowed;
   } cases[] = {
+      {"host-high-watermark", "0", "want a number from 1 to 100"},
+      {"host-low-watermark", "100", "want a number from 0 to 99"},
+      {"gpu-high-watermark", "101", "want a number from 1 to 100"},
+      {"gpu-low-watermark", "90%", "want a number from 0 to 99"},
       {"host-bytes", "", "want a number with B, KiB"},
       {"host-bytes", "-1", "want a number with B, KiB"},
       {"host-bytes", "1.5B", "a whole number of bytes"},
@@ -320,9 +324,6 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
               HasSubstr("--host-low-watermark 95: want less than --host-high-watermark, 95"));
   EXPECT_THAT(check({{"gpu-high-watermark", "50"}}),
               HasSubstr("--gpu-low-watermark 90: want less than --gpu-high-watermark, 50"));
-  EXPECT_THAT(check({{"gpu-high-watermark", "101"}}), HasSubstr("gpu-high-watermark \"101\": "));
-  EXPECT_THAT(check({{"host-high-watermark", "0"}}), HasSubstr("want a number from 1 to 100"));
-  EXPECT_THAT(check({{"host-low-watermark", "100"}}), HasSubstr("want a number from 0 to 99"));
   EXPECT_THAT(check({{"socket", std::string(200, 's')}}), HasSubstr("200 bytes, want 1 to 102"));
 }
 

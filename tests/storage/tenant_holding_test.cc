@@ -15,11 +15,11 @@ namespace {
 class TenantHoldingTest : public TieredStoreGpuTest {
  protected:
   static constexpr const char* kTenants[] = {"default", "team-a", "team-b"};
-  static constexpr std::uint64_t kNumbers = 60;  // Keys of each tenant.
+  static constexpr std::uint64_t kNumbers = 200;  // Keys of each tenant.
 
   TenantHoldingTest() {
-    // An arena for each tenant, and one more.
-    options_.host_bytes = options_.gpu_bytes = 16 << 20;
+    // An arena for each tenant.
+    options_.host_bytes = options_.gpu_bytes = 12 << 20;
     options_.room_wait = absl::ZeroDuration();
   }
   void OpenAll(bool with_gpu, bool with_disk) {
