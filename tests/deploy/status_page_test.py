@@ -141,6 +141,7 @@ class StatusPageTest(unittest.TestCase):
                          [("large", "5"), ("middle", "3"), ("other namespaces", "2")])
         self.chromium.ask("Page.navigate", url="about:blank")
         self.chromium.wait("location.href === 'about:blank'")
+        self.chromium.events.clear()
 
     def answer_with(self, metrics):
         """The page from a server that answers so; its address."""
@@ -149,7 +150,7 @@ class StatusPageTest(unittest.TestCase):
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):  # pylint: disable=invalid-name
-                body = {"/": page, "/metrics": metrics.encode()}.get(self.path)
+                body = {"/": page, "/metrics": metrics.encode(), "/favicon.ico": b""}.get(self.path)
                 self.send_response(404 if body is None else 200)
                 self.send_header("Content-Type", "text/html; charset=utf-8" if self.path == "/" else "text/plain")
                 self.end_headers()

@@ -413,7 +413,7 @@ TEST_F(SecurityTableTest, WhatWasRefusedIsLogged) {
 bool SecurityTest::HasOwnNetwork() {
   static const bool has = [] {
     if (unshare(CLONE_NEWNET) != 0) return false;
-    const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     ifreq up{};
     std::strcpy(up.ifr_name, "lo");
     up.ifr_flags = static_cast<short>(IFF_UP | IFF_LOOPBACK | IFF_RUNNING);
