@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -16,6 +17,7 @@
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/ticket_pages.h"
@@ -115,8 +117,8 @@ class Liar {
         if (mutator_.OneIn(8)) bytes = mutator_.Damage(std::move(bytes));
     }
     bytes.resize(std::min(bytes.size(), std::size_t{kCallHeaderBytesMax}));
-    lie.header.resize(bytes.size());
-    std::memcpy(lie.header.data(), bytes.data(), bytes.size());
+    const auto* const begin = reinterpret_cast<const std::byte*>(bytes.data());
+    lie.header.assign(begin, begin + bytes.size());
     return lie;
   }
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <set>
@@ -123,7 +125,7 @@ TEST_F(NodeRepliesTest, WhatANodeHasOfRuns) {
         EXPECT_TRUE(CheckName("holder", pointer.holder).ok()) << pointer.holder;
         EXPECT_EQ(pointer.incarnation.size(), 16u);
         EXPECT_TRUE(pointer.count >= 1 && pointer.count <= 32) << int{pointer.count};
-        EXPECT_EQ(pointer.count, said.pointers(static_cast<int>(p)).count());
+        EXPECT_EQ(std::uint32_t{pointer.count}, said.pointers(static_cast<int>(p)).count());
       }
     }
     return true;
@@ -163,8 +165,8 @@ TEST_F(NodeRepliesTest, WhatIsNewOfATicket) {
         << "something was understood in part";
     for (int i = 0; i < reply.blocks_size() && same.ok(); ++i) {
       const TicketBlock& block = read->blocks.at(static_cast<std::size_t>(i));
-      EXPECT_EQ(block.group, reply.blocks(i).group());
-      EXPECT_EQ(block.layer_count, reply.blocks(i).layer_count());
+      EXPECT_EQ(std::uint32_t{block.group}, reply.blocks(i).group());
+      EXPECT_EQ(std::uint32_t{block.layer_count}, reply.blocks(i).layer_count());
     }
     if (!ValidNews(0, {}, *read)) return false;
     EXPECT_TRUE(!read->blocks.empty() && read->blocks.size() <= kTicketBlocksMax);
