@@ -167,7 +167,7 @@ absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config) {
   EtcdOptions options;
   KVMILL_ASSIGN_OR_RETURN(ClusterAddress cluster, ParseCluster(config.cluster));
   options.servers = std::move(cluster.servers);
-  options.tls = {config.etcd_ca, config.etcd_cert, config.etcd_key, ""};
+  options.tls = EtcdTlsOf(config);
   if (config.etcd_cert.empty() != config.etcd_key.empty() ||
       (!config.etcd_cert.empty() && config.etcd_ca.empty())) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -193,10 +193,8 @@ absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config) {
   return options;
 }
 
-std::int64_t EtcdCertificateEndSeconds(const Config& config) {
-  if (config.cluster == "none" || config.etcd_cert.empty()) return 0;
-  const absl::StatusOr<std::string> text = ReadFile("etcd-cert", config.etcd_cert);
-  return text.ok() ? CertificateEndSeconds(config.etcd_cert, *text).value_or(0) : 0;
+TlsFiles EtcdTlsOf(const Config& config) {
+  return {config.etcd_ca, config.etcd_cert, config.etcd_key, ""};
 }
 
 absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,

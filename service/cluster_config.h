@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "client/server_address.h"
+#include "client/tls/tls_files.h"
 #include "service/cluster/membership.h"
 #include "service/config.h"
 #include "service/etcd/etcd_servers.h"
@@ -26,8 +27,8 @@ absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text);
 // With the files that the options name, read now. Messages name files, never what is in them.
 absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config);
 
-// Unix time at which --etcd-cert ends, read now; 0 without one, or when it is no certificate.
-std::int64_t EtcdCertificateEndSeconds(const Config& config);
+// Of the connections to etcd.
+TlsFiles EtcdTlsOf(const Config& config);
 
 // The id of this node: --node-id, or else the host's name.
 std::string NodeIdOf(const Config& config);

@@ -489,13 +489,13 @@ absl::Status Node::Impl::StartAdminServer() {
 absl::Status Node::Impl::StartHttp() {
   if (config_.metrics.empty()) return absl::OkStatus();
   KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(config_.metrics));
-  const std::int64_t etcd_end = EtcdCertificateEndSeconds(config_);
   metrics_ = std::make_unique<Metrics>(
-      *context_, journal_.get(), static_cast<double>(clock_.UnixMillis()) / 1000.0,
-      [this, etcd_end] {
+      *context_, journal_.get(), static_cast<double>(clock_.UnixMillis()) / 1000.0, [this] {
         std::vector<Metrics::CertificateEnd> ends;
         const std::int64_t node_end = ShownCertificateEndSeconds(config_.tls);
         if (node_end != 0) ends.push_back({"node", node_end});
+        const std::int64_t etcd_end =
+            config_.cluster == "none" ? 0 : ShownCertificateEndSeconds(EtcdTlsOf(config_));
         if (etcd_end != 0) ends.push_back({"etcd", etcd_end});
         return ends;
       });

@@ -290,10 +290,12 @@ absl::Status GpuTier::ReadToHost(const OpenedNamespace& space, const BlockId& id
 std::uint64_t GpuTier::DemoteOne(std::optional<TenantId> for_tenant, bool may_lose,
                                  EvictReason reason, absl::Duration host_wait) {
   // A victim that someone began to use meanwhile, or that must not be lost, stays; the next one is
-  // asked for.
+  // asked for. Where host memory was not free for one and nothing is to leave it for that, only
+  // blocks on disk are: who is taken and put back is taken for used.
+  bool on_disk_only = false;
   for (int attempt = 0; attempt < EvictionPolicy::kAsksMax; ++attempt) {
     MemoryTiers::MovingBlock block;
-    if (!tiers_.TakeGpuVictim(for_tenant, &block)) return 0;
+    if (!tiers_.TakeGpuVictim(for_tenant, &block, on_disk_only)) return 0;
     const std::vector<std::uint32_t> page_bytes = PageBytesOf(block.places);
     std::vector<SlotRef> slots;
     const absl::Status read =
@@ -305,6 +307,7 @@ std::uint64_t GpuTier::DemoteOne(std::optional<TenantId> for_tenant, bool may_lo
       if (!left) ReleaseAll(Tier::kHost, slots);
     } else if (absl::IsResourceExhausted(read)) {
       left = tiers_.Leave(block, may_lose, reason);
+      on_disk_only = host_wait == kOnlyFree;
     } else {
       left = tiers_.Leave(block, /*may_lose=*/true, EvictReason::kCorrupt);
       if (left) {

@@ -312,17 +312,20 @@ bool MemoryTiers::TakeFromHost(const BlockId& id, bool only_if_free, MovingBlock
   return block->entry != kNoEntry;
 }
 
-bool MemoryTiers::TakeGpuVictim(std::optional<TenantId> for_tenant, MovingBlock* block) {
+bool MemoryTiers::TakeGpuVictim(std::optional<TenantId> for_tenant, MovingBlock* block,
+                                bool on_disk_only) {
   MutexLock lock(policy_mu_);
   for (;;) {
     EntryId victim = kNoEntry;
     for (const TenantId over : OverSoft(Tier::kGpu)) {
-      victim = OrderEvict(Tier::kGpu, over);
+      victim = OrderEvict(Tier::kGpu, over, std::nullopt, !on_disk_only);
       if (victim != kNoEntry) break;
     }
     const bool only_over =
         for_tenant.has_value() && accounts_[*for_tenant].OverSoft(Tier::kGpu) > 1;
-    if (victim == kNoEntry && !only_over) victim = OrderEvict(Tier::kGpu, {});
+    if (victim == kNoEntry && !only_over) {
+      victim = OrderEvict(Tier::kGpu, {}, std::nullopt, !on_disk_only);
+    }
     if (victim == kNoEntry) return false;
     bool referenced = false;
     EntryTraits traits;

@@ -171,8 +171,10 @@ class MemoryTiers {
   // A block in host memory. With `only_if_free`, not one that must stay or that others refer to.
   bool TakeFromHost(const BlockId& id, bool only_if_free, MovingBlock* block);
   // The block that should leave the GPU next; it is out of the order until one of the next three.
-  // For a tenant, if given, that is over its soft quota there: of such tenants only.
-  bool TakeGpuVictim(std::optional<TenantId> for_tenant, MovingBlock* block);
+  // For a tenant, if given, that is over its soft quota there: of such tenants only. With
+  // `on_disk_only` others than those on disk are refused.
+  bool TakeGpuVictim(std::optional<TenantId> for_tenant, MovingBlock* block,
+                     bool on_disk_only = false);
   // The block's pages are at `places` in tier `to` from now on, which takes them over; its old ones
   // are free. False, and nothing taken over, when it was removed, must stay, or others refer to it.
   // A move away from the GPU counts as evicted, with `reason`.

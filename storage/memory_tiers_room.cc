@@ -253,11 +253,14 @@ bool MemoryTiers::LeaveHost(EntryId victim, EvictReason reason, Telling* telling
 
 MemoryTiers::Evicted MemoryTiers::Evict(std::uint64_t bytes, EvictReason reason, bool may_lose) {
   Evicted evicted;
+  std::vector<TenantId> in_vain;  // Asked once: a block that is refused is taken for used.
   while (evicted.bytes < bytes) {
     Left left;
     for (const TenantId over : OverSoftNow(Tier::kHost)) {
+      if (std::find(in_vain.begin(), in_vain.end(), over) != in_vain.end()) continue;
       left = EvictOne(over, reason, may_lose);
       if (left.evicted) break;
+      in_vain.push_back(over);
     }
     if (!left.evicted) left = EvictOne({}, reason, may_lose);
     if (!left.evicted) break;

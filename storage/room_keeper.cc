@@ -1,7 +1,6 @@
 #include "storage/room_keeper.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace kvmill {
 namespace {
@@ -63,6 +62,10 @@ void RoomKeeper::Look() {
 
 bool RoomKeeper::Step(Tier tier) {
   const Watermarks marks = marks_[Index(tier)].load(std::memory_order_relaxed);
+  if (marks.high_percent == 100) {  // Switched off on the way.
+    begun_[Index(tier)] = false;
+    return false;
+  }
   const std::uint64_t used = tiers_.pool(tier).used_bytes();
   const std::uint64_t low = BytesAt(tier, marks.low_percent);
   const std::uint64_t bytes = std::min(used - std::min(used, low), kStepBytes);
@@ -81,24 +84,27 @@ bool RoomKeeper::Step(Tier tier) {
 }
 
 void RoomKeeper::Run() {
-  bool in_vain = false;
+  using Time = std::chrono::steady_clock;
+  std::array<Time::time_point, kTiers> rest{};  // Until when a tier is left alone.
   while (!stopping()) {
     bool some = false;
     for (const Tier tier : {Tier::kHost, Tier::kGpu}) {
-      if (IsAboveHigh(tier)) begun_[Index(tier)] = true;
-      if (!begun_[Index(tier)] || stopping()) continue;
+      const std::size_t i = Index(tier);
+      if (IsAboveHigh(tier)) begun_[i] = true;
+      if (!begun_[i] || stopping() || Time::now() < rest[i]) continue;
       if (Step(tier)) {
         some = true;
-      } else if (begun_[Index(tier)]) {
-        in_vain = true;
+      } else if (begun_[i]) {
+        rest[i] = Time::now() + kRest;
       }
     }
-    if (some) {
-      in_vain = false;
-      continue;
-    }
+    if (some) continue;
+    // Whoever was asked in vain is not asked again for each block that comes.
+    const Time::time_point end = std::max(rest[0], rest[1]);
     MutexLock lock(mu_);
-    if (std::exchange(in_vain, false) && !stopping()) wake_.WaitFor(mu_, kRest);
+    for (auto now = Time::now(); !stopping() && now < end; now = Time::now()) {
+      wake_.WaitFor(mu_, end - now);
+    }
     while (!asked_.load(std::memory_order_relaxed) && !stopping()) {
       if (!wake_.WaitFor(mu_, kLookEvery)) break;
     }

@@ -279,13 +279,17 @@ class SecurityTableTest : public SecurityTest {
       EXPECT_NE(names, absl::StrContains(text, "{tenant=\"all tenants\"}")) << text;
       text = names ? "names" : "no names";
     }
-    if (answer->status == 401) EXPECT_EQ(answer->get_header_value("WWW-Authenticate"), "Bearer");
+    if (answer->status == 401) {
+      EXPECT_EQ(answer->get_header_value("WWW-Authenticate"), "Bearer");
+    }
     return {std::to_string(answer->status), text};
   }
 
   Said Reach(const Row& row) {
     const bool admitted = row.who == "a host that Data.Connect admitted";
-    if (!admitted) EXPECT_EQ(row.who, "a host that nobody admitted");
+    if (!admitted) {
+      EXPECT_EQ(row.who, "a host that nobody admitted");
+    }
     EXPECT_EQ(row.call, "connect");
     if (admitted) {
       const bool tls = ready_["tls"];
@@ -323,7 +327,9 @@ class SecurityTableTest : public SecurityTest {
       status = LocalPass(socket()).status();
     } else {
       SetLetIn(row.who == "another user of the socket's group");
-      if (row.who != "another user of the socket's group") EXPECT_EQ(row.who, "another user");
+      if (row.who != "another user of the socket's group") {
+        EXPECT_EQ(row.who, "another user");
+      }
       status = PassOfSomebody()->status();
     }
     return {absl::StatusCodeToString(status.code()), std::string(status.message())};
@@ -349,7 +355,9 @@ class SecurityTableTest : public SecurityTest {
       SetLetIn(true);
       pass = PassOfSomebody();
     }
-    if (pass == nullptr) EXPECT_EQ(row.who, "no token of the door");
+    if (pass == nullptr) {
+      EXPECT_EQ(row.who, "no token of the door");
+    }
     return SaidBy(
         CallOn(channel, row.call, "", pass == nullptr ? "" : pass->token_hex(), BootId()));
   }

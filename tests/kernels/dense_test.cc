@@ -72,7 +72,9 @@ TEST(DenseTest, EveryLevelHasTheSoftmaxOfTheReference) {
       for (std::size_t i = 0; i < want.size(); ++i) {
         ASSERT_NEAR(got[i], want[i], i < 112 ? 2e-6f : 0) << i;
         if (i < count) sum += static_cast<double>(got[i]);
-        if (i >= count && i < 112) ASSERT_EQ(got[i], 0) << i;
+        if (i >= count && i < 112) {
+          ASSERT_EQ(got[i], 0) << i;
+        }
       }
       EXPECT_NEAR(sum, 1, 1e-5);
     }

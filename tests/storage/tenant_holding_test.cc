@@ -80,7 +80,9 @@ class TenantHoldingTest : public TieredStoreGpuTest {
         EXPECT_TRUE(store_->Evict(Tier::kHost, 200'000).ok());
         return "evict from host memory";
       case 2:
-        if (gpu_tier()) EXPECT_TRUE(store_->Evict(Tier::kGpu, 200'000).ok());
+        if (gpu_tier()) {
+          EXPECT_TRUE(store_->Evict(Tier::kGpu, 200'000).ok());
+        }
         return "evict from the GPU";
       case 3:
         store_->Fetch(id).IgnoreError();  // Perhaps it is not there.
@@ -101,12 +103,16 @@ class TenantHoldingTest : public TieredStoreGpuTest {
         const std::uint64_t unwritten = unwritten_[id.namespace_id];
         const auto flushed = store_->Flush(tenant);
         EXPECT_EQ(flushed.ok(), with_disk_) << flushed.status();
-        if (with_disk_) EXPECT_EQ(*flushed, unwritten) << tenant;
-        if (with_disk_) EXPECT_EQ(*store_->Flush(tenant), 0u);
+        if (with_disk_) {
+          EXPECT_EQ(*flushed, unwritten) << tenant;
+          EXPECT_EQ(*store_->Flush(tenant), 0u);
+        }
         return absl::StrCat("flush ", tenant);
       }
       case 8:
-        if (random_() % 8 == 0) EXPECT_TRUE(store_->Clear(id.namespace_id).ok());
+        if (random_() % 8 == 0) {
+          EXPECT_TRUE(store_->Clear(id.namespace_id).ok());
+        }
         return absl::StrCat("clear ", tenant);
       default:
         Put(id, {.token_count = kTokens}, values_).IgnoreError();  // It may be there.

@@ -142,6 +142,17 @@ TEST_F(WatermarkTest, WithoutFreeHostMemoryOrADiskTheGpuKeepsItsBlocks) {
   EXPECT_EQ(EvictedFrom(Tier::kHost, EvictReason::kCapacity), 0u);
 }
 
+TEST_F(WatermarkTest, WithAFullDiskAndHostTheGpuKeepsItsBlocks) {
+  OpenWithGpu(true);
+  disk_.full = true;
+  std::uint64_t count = FillTo(Tier::kGpu, 95);
+  while (Used(Tier::kHost) < 97) ASSERT_TRUE(PutAndSettle(count++).ok());
+  ASSERT_TRUE(store_->SetWatermarks(Tier::kGpu, {.high_percent = 60, .low_percent = 1}).ok());
+  Rest();
+  EXPECT_EQ(store_->stats().blocks, count) << "a block was lost";
+  EXPECT_EQ(EvictedFrom(Tier::kHost, EvictReason::kCapacity), 0u);
+}
+
 TEST_F(WatermarkTest, WithADiskTheGpuReachesItsMarkAndNothingIsLost) {
   OpenWithGpu(true);
   ASSERT_TRUE(store_->SetWatermarks(Tier::kGpu, {.high_percent = 80, .low_percent = 50}).ok());
