@@ -102,6 +102,8 @@ void PeerClients::Greeted(const PeerPtr& peer, const absl::Status& status) {
                                                " does not answer: ", status.message()));
   }
   for (const auto& done : waiting) done(said);
+  // A peer that was greeted in vain may make room now.
+  if (!peer->used() && std::exchange(refused_, false)) TellWatchers();
 }
 
 absl::Status PeerClients::Check(const PeerPtr& peer) {

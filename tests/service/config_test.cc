@@ -29,10 +29,10 @@ using ::testing::Pair;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
-class ConfigFileTest : public testing::Test {
+class ConfigFileTest : public ::testing::Test {
  protected:
   ConfigFileTest() {
-    std::string pattern = testing::TempDir() + "kvmill-config-XXXXXX";
+    std::string pattern = ::testing::TempDir() + "kvmill-config-XXXXXX";
     directory_ = mkdtemp(pattern.data());
   }
   ~ConfigFileTest() override { std::filesystem::remove_all(directory_); }
