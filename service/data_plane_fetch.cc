@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "client/convert.h"
 #include "service/cluster_blocks.h"
 #include "service/data_plane_calls.h"
@@ -46,6 +47,7 @@ void DataPlane::StartFetch(const PeerPtr& peer, const v1::DataFetch& request,
   caller.request = fetch->request;
   if (!context_.Learn(ns.status(), caller, ref, fetch->elsewhere, DeadlineOf(*fetch),
                       [this, fetch](absl::StatusOr<TieredStore::NamespaceInfo> learned) {
+                        const ServedRequest served(fetch->request);
                         if (learned.ok()) return FetchFrom(*std::move(learned), fetch);
                         fetch->call->Respond({.status = learned.status()});
                       })) {
@@ -114,6 +116,10 @@ bool DataPlane::Gather(FetchCall& fetch, bool may_block) {
     absl::Status status;
     if (!block.valid()) {
       if (fetch.memory == Tier::kGpu) break;  // Another reply has it.
+      if (sends_gpu_memory_ && fetch.memory == Tier::kHost &&
+          context_.store.Touch(absl::MakeConstSpan(&id, 1)) > 0) {
+        break;  // It is on the GPU: another reply sends it from there.
+      }
       if (!may_block) return false;
       absl::StatusOr<BlockRef> loaded = context_.store.Fetch(id, FetchPath::kUcx);
       if (loaded.ok()) {

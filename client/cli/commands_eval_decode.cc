@@ -296,7 +296,7 @@ void AddEvalDecode(CommandLine& line, CLI::App& eval) {
   app->add_option("--answers", flags->answers, "At least so many of each task (default: its own)")
       ->check(CLI::Range(1u, 100000u))
       ->type_name("N");
-  app->add_option("--mode", flags->modes, "decode, prefill or both")
+  app->add_option("--mode", flags->modes, "decode, prefill, or decode,prefill")
       ->delimiter(',')
       ->check(CLI::IsMember({"decode", "prefill"}))
       ->type_name("MODE,...")

@@ -43,7 +43,8 @@ std::string RightRow(const DecodeRow& row, const std::vector<DecodeRow>& rows) {
       Escaped(row.method), ": ", text, "\">");
   for (int tick = 0; tick <= 100; tick += 25) svg += Line("grid", tick, tick, 0, 10);
   absl::StrAppendFormat(&svg, "<rect class=\"%s\" x=\"0\" y=\"2\" width=\"%.2f\" height=\"6\"/>",
-                        comparison.first ? "first-box" : "box", 100 * row.exact_match);
+                        comparison.first ? "first-box" : "box",
+                        std::max(0.1, 100 * row.exact_match));
   svg += Line("whisker", 100 * interval.from, 100 * interval.to, 5, 5);
   const DecodeRow* const prefill =
       row.mode == DecodeMode::kDecode ? InMode(row, DecodeMode::kPrefill, rows) : nullptr;

@@ -53,7 +53,8 @@ class DataPlaneGpuTest : public ::testing::Test {
     while (world_->store().stats().unpromoted_blocks > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    ASSERT_EQ(BlocksIn(Tier::kGpu), kSequences * stress::kBlocks);
+    const std::size_t groups = world_->space(Space::kTiles).spec.groups.size();
+    ASSERT_EQ(BlocksIn(Tier::kGpu), kSequences * stress::kBlocks * groups);
   }
   std::uint64_t BlocksIn(Tier tier) {
     return world_->store().stats().tiers[static_cast<std::size_t>(tier)].blocks;

@@ -27,8 +27,8 @@ def request(request_id: str = "", *, traceparent: str = "", tracestate: str = ""
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"a {type(text).__name__}, want a str")
-    # The C ABI ends texts at a zero character; such a one is not valid anyway.
-    token = _native.request.set(tuple("" if "\0" in text else text for text in texts))
+    # The C ABI ends texts at a zero character, and what is not ASCII cannot always be encoded; neither is valid.
+    token = _native.request.set(tuple("" if "\0" in text or not text.isascii() else text for text in texts))
     try:
         yield
     finally:

@@ -89,7 +89,7 @@ class TlsTest(unittest.TestCase):
             self.assertEqual((line["trace_id"], line["span_id"]), (trace_id, span_id))
             self.assertNotIn("trace_id", self.line_of("p-2"))
             # What is wrong is left out, and outside there is none: the daemon makes an id.
-            for wrong in ("two words", "x" * 65, "a\0b"):
+            for wrong in ("two words", "x" * 65, "a\0b", "\udcff"):
                 with kvmill.request(wrong, traceparent="00-1"), \
                         self.assertRaisesRegex(kvmill.UnauthenticatedError, r"\(request [0-9a-f]{15}\)"):
                     guesser.stat()
