@@ -41,7 +41,7 @@ NamespaceSpec SpecOf(const Shape& shape) {
   spec.block_tokens = kTokens;
   LayerGroup group;
   for (std::uint16_t layer = 0; layer < shape.layers; ++layer) group.layers.push_back(layer);
-  group.kv_heads = shape.heads;
+  group.kv_heads = static_cast<std::uint16_t>(shape.heads);
   group.head_dim = kHeadDim;
   spec.groups.push_back(group);
   return spec;
@@ -112,7 +112,7 @@ class Way {
     const absl::Span<const StoreBlock> all(blocks.all());
     const auto begin = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < all.size(); i += at_once) {
-      const absl::StatusOr<StoreResult> stored = client_->Store(ns_, all.subspan(i, at_once));
+      const absl::StatusOr<StoreResult> stored = client_->Store(ns_, all.subspan(i, at_once), {});
       KVMILL_CHECK(stored.ok());
       KVMILL_CHECK(stored->blocks_failed == 0);
     }

@@ -189,9 +189,11 @@ void EventsRound(const std::vector<Block>& blocks, Read read, Times* times) {
   std::unique_ptr<SubscribedThread> subscriber;
   if (read == Read::kWatched) reader = std::make_unique<ReadingThread>(journal);
   if (read == Read::kPublished) {
-    publisher =
-        *EventPublisher::Start({.tenant = "default", .address = {"127.0.0.1", 0}, .topic = "bench"},
-                               journal, **store, clock);
+    EventPublisher::Options publish;
+    publish.tenant = "default";
+    publish.address = {"127.0.0.1", 0};
+    publish.topic = "bench";
+    publisher = *EventPublisher::Start(publish, journal, **store, clock);
     subscriber = std::make_unique<SubscribedThread>(publisher->address());
     // Its subscription takes a moment.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
