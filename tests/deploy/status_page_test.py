@@ -133,7 +133,7 @@ class StatusPageTest(unittest.TestCase):
         with kvmill.Client(daemon.server, timeout=60) as client:
             for name, count in (("first", 1), ("small", 1), ("large", 5), ("middle", 3)):
                 ns = client.open_namespace(name, kvmill.NamespaceSpec(
-                    groups=[kvmill.LayerGroup(range(LAYERS), HEADS, HEAD_DIM)], model="m", block_tokens=TOKENS))
+                    groups=[kvmill.LayerGroup(range(LAYERS), HEADS, HEAD_DIM)], model=name, block_tokens=TOKENS))
                 client.store(ns, [kvmill.Block(b"%s %08d" % (name.encode(), i), zeros) for i in range(count)])
         self.chromium.open(f"http://{daemon.ready['metrics']}/", 1200, 900)
         self.chromium.wait("document.querySelectorAll('#namespaces tr').length > 1")

@@ -39,11 +39,13 @@ static_assert(sizeof(kvmill_engine_geometry) == 64 && sizeof(kvmill_region_sourc
 static_assert(offsetof(kvmill_region_source, handle) == 32 && sizeof(kvmill_page_numbers) == 16);
 static_assert(sizeof(kvmill_page_block) == 64 && sizeof(kvmill_page_store_options) == 32);
 // Of 2.2.
-static_assert(sizeof(kvmill_call_options) == 24 && sizeof(kvmill_elsewhere) == 40);
+static_assert(offsetof(kvmill_call_options, elsewhere) == 16 && sizeof(kvmill_elsewhere) == 40);
 static_assert(offsetof(kvmill_elsewhere, first_block) == 32);
 // Of 2.3.
 static_assert(sizeof(kvmill_client_options) == 104);
 static_assert(offsetof(kvmill_client_options, tls_ca) == 64);
+// Of 2.4.
+static_assert(sizeof(kvmill_call_options) == 48 && offsetof(kvmill_call_options, request_id) == 24);
 
 TEST_F(Arguments, VersionsAndNamesAreThere) {
   EXPECT_EQ(kvmill_abi_version(), (std::uint32_t{KVMILL_ABI_MAJOR} << 16) + KVMILL_ABI_MINOR);

@@ -199,11 +199,10 @@ TEST(TasksTest, AChainFollowsItsListAndItsSums) {
     for (std::uint32_t i = 0; i < steps; ++i) {
       const std::string line = text.substr(range.begin + 10 * i, 10);
       EXPECT_EQ(line.substr(0, 2), key);
-      EXPECT_NE(text.find("\n" + line.substr(0, 6) + "\n"), std::string::npos);
+      EXPECT_NE(text.find(absl::StrCat("\n", line.substr(0, 6), "\n")), std::string::npos);
       sum += (line[5] == '+' ? 1 : -1) * (line[4] - '0');
       sum = (sum + 100) % 100;
-      EXPECT_EQ(line.substr(6), std::string("=") + static_cast<char>('0' + sum % 10) +
-                                    static_cast<char>('0' + sum / 10) + "\n");
+      EXPECT_EQ(line.substr(6), absl::StrCat("=", sum % 10, sum / 10, "\n"));
       key = line.substr(2, 2);
     }
     EXPECT_EQ(key, "..");
