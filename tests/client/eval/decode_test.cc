@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/eval/decode_report.h"
 #include "client/eval/decode_scores.h"
 #include "client/eval/decode_study.h"
