@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""One cache over three nodes (deploy/cluster-demo.sh calls it after the build): prefill on one, decode on another, the first one
-killed in between; then a node killed under load.
+"""One cache over three nodes (deploy/cluster-demo.sh calls it after the build): prefill on one, decode on another, which has the
+blocks by a ticket while they are computed, the first one killed in between; then a node killed under load.
 
 etcd and each daemon have a network namespace of their own, joined by a bridge. Namespaces have no name and every process dies
 with this one, so nothing stays.
@@ -139,21 +139,33 @@ def prompt_prefix():
 
 
 def hand_over(a, b, kv):
-    """Prefill on a, decode on b, a killed after the pull."""
-    step("Prefill on node a: an engine stores the K and V of a prompt in the daemon beside it")
-    prefill = a.engine("prefill", kv)
-    put = read_json(prefill, "the prefill process")
-    prefill.wait()
-    print(f"{os.path.basename(kv)}*: {put['blocks']} blocks stored in {put['ms']:.0f} ms")
-    step("Decode on node b: an engine asks the daemon beside it, which pulls from node a")
+    """Prefill on a, decode on b meanwhile, a killed after the pull."""
+    step("Prefill on node a, decode on node b: a ticket promises the prompt's blocks, which come layer by layer while they are computed")
     decode = b.engine("decode", kv)
+    read_json(decode, f"the decode process ({b.log_tail()})")
+    prefill = a.engine("prefill", kv)
+    promise = read_json(prefill, "the prefill process")
+    decode.stdin.write(promise["ticket"].encode() + b"\n")
+    put = read_json(prefill, "the prefill process")
     got = read_json(decode, f"the decode process ({b.log_tail()})")
-    print(f"lookup: {got['hit_blocks']} blocks ({got['tiers']}) in {got['lookup_ms']:.1f} ms\n"
-          f"pull: {got['pulled']} blocks, {got['bytes'] / 2**20:.2f} MiB in {got['pull_ms']:.1f} ms, every page verified")
-    if got["hit_blocks"] != put["whole_blocks"] or got["pulled"] < got["hit_blocks"] or got["tiers"] != {"peer": got["hit_blocks"]}:
-        raise DemoError(f"node b found {got}, node a has {put['blocks']} blocks")
-    step("kill -9 of node a")
+    first, last, layers = got["came"][0], got["came"][-1], len(got["came"])
+    layer_ms = 1e3 * (put["computed"][-1] - put["computed"][0]) / (layers - 1)
+    times = {"before_end_ms": put["computed"][-1] - first, "stored_ms": put["stored"] - put["computed"][-1],
+             "after_stored_ms": last - put["stored"], "sealed_ms": got["sealed"] - put["stored"]}
+    times = {name: 1e3 * seconds for name, seconds in times.items()}
+    print(f"{os.path.basename(kv)}*: {promise['blocks']} blocks of {layers} layers; node b has all of them, "
+          f"{got['bytes'] / 2**20:.2f} MiB, every page verified\n"
+          f"layer 1 was on node b {times['before_end_ms']:.0f} ms before the last one was computed (each takes {layer_ms:.0f} ms)\n"
+          f"layer {layers} was stored on node a {times['stored_ms']:.1f} ms after it was computed, and on node b "
+          f"{times['after_stored_ms']:.1f} ms after that (sealed {times['sealed_ms']:.1f} ms)")
+    if got["blocks"] != promise["blocks"]:
+        raise DemoError(f"node b has {got['blocks']} blocks, node a promised {promise['blocks']}")
+    if times["before_end_ms"] <= 0:
+        raise DemoError("no layer came while others were computed")
+    step("kill -9 of node a, and of the engine there")
     a.kill_daemon()
+    prefill.kill()
+    prefill.wait()
     decode.stdin.write(b"\n")
     attended = read_json(decode, "the decode process")
     decode.wait()
@@ -161,8 +173,8 @@ def hand_over(a, b, kv):
           f"{100 * attended['output_error']:.2f} % off the outputs over the 16-bit K and V (k4v2 tiles; the queries are random)")
     if not 0 < attended["output_error"] < 0.5:
         raise DemoError("that makes no sense")
-    return {"blocks": put["blocks"], "pull_ms": got["pull_ms"], "pulled_bytes": got["bytes"], "lookup_ms": got["lookup_ms"],
-            "tokens": attended["tokens"], "output_error": attended["output_error"]}
+    return {"blocks": promise["blocks"], "pulled_bytes": got["bytes"], "layer_ms": layer_ms, **times, "tokens": attended["tokens"],
+            "output_error": attended["output_error"]}
 
 
 def load_and_kill(nodes, start_daemon, kv):

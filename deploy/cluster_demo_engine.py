@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """The engines of deploy/cluster_demo.py: small programs that do with kvmill what an engine's workers do.
 
-    cluster_demo_engine.py prefill SERVER KV     stores the K and V of a prompt (KV + "L00_k.npy" and so on)
-    cluster_demo_engine.py decode SERVER KV      pulls them; when a line comes on standard input: attends to them
+    cluster_demo_engine.py prefill SERVER KV     "computes" the K and V of a prompt (KV + "L00_k.npy" and so on) and stores them
+    cluster_demo_engine.py decode SERVER KV      pulls them meanwhile; when another line comes: attends to them
     cluster_demo_engine.py fill SERVER KV PROMPTS
     cluster_demo_engine.py load SERVER KV PROMPTS SEED
 
-`fill` and `load` have many prompts whose blocks are those of the file in another order. `load` picks one at random, again and
+`prefill` first says a ticket for what it will store, and lives until its input ends; `decode` says that it is ready and reads a ticket
+from its input. `fill` and `load` have many prompts whose blocks are those of the file in another order. `load` picks one at random, again and
 again until its input ends: looks it up, fetches what is there, compares every byte with what must be there, and stores what is not,
 as an engine that recomputes. Each prints lines of JSON. Needs PYTHONPATH=build/release/python.
 """
+import concurrent.futures
 import glob
 import hashlib
 import json
@@ -24,7 +26,9 @@ import kvmill
 
 BLOCK_TOKENS = 128
 QUERIES = 4  # Of each KV head.
-SECONDS = 20  # Within which another node's blocks are found, and come.
+SECONDS = 20  # Within which a prompt is computed and comes from another node.
+PREFILL_SECONDS = 1.0  # That the prompt takes to "compute", all layers the same time.
+REQUEST = 1
 
 
 class Prompt:
@@ -72,13 +76,46 @@ def stored(result):
     return len(result.blocks)
 
 
+def promised(data):
+    """The blocks of the file's prompt, the last one a tail when it is not whole. Their names are known before their values."""
+    return [kvmill.PromisedBlock(key_of("real", b), parent=key_of("real", b - 1) if b else b"", block_index=b,
+                                 token_count=min(BLOCK_TOKENS, data.tokens - b * BLOCK_TOKENS))
+            for b in range(data.blocks + bool(data.tail_tokens))]
+
+
+def engine_cache(data, pages):
+    """The engine's memory, which the daemon reads in place: [layer, k or v, page, token, head, channel], one page a block."""
+    shape = (len(data.layers), 2, pages * BLOCK_TOKENS, data.heads, data.head_dim)
+    head_bytes = 2 * data.head_dim
+    page_bytes = BLOCK_TOKENS * data.heads * head_bytes
+    memory = kvmill.SharedMemory(2 * int(np.prod(shape)))
+    places = [kvmill.EnginePlace(0, half * pages * page_bytes) for half in range(2 * len(data.layers))]
+    layers = kvmill.EngineLayers(keys=places[::2], values=places[1::2], page_count=pages, page_bytes=page_bytes,
+                                 page_stride_bytes=page_bytes, token_stride_bytes=data.heads * head_bytes,
+                                 head_stride_bytes=head_bytes, block_tokens=BLOCK_TOKENS, page_tokens=BLOCK_TOKENS,
+                                 head_dim=data.head_dim, head_count=data.heads)
+    return memory.array(shape, np.float16), kvmill.EngineGeometry([kvmill.EngineRegion.of(memory)], [layers])
+
+
 def prefill(client, ns, data):
-    blocks = blocks_of(data, "real")
-    if data.tail_tokens:
-        blocks.append(kvmill.Block(key_of("real", data.blocks), data.values(data.blocks), block_index=data.blocks,
-                                   parent=key_of("real", data.blocks - 1), token_count=data.tail_tokens))
-    begin = time.monotonic()
-    say(whole_blocks=data.blocks, blocks=stored(client.store(ns, blocks)), ms=1e3 * (time.monotonic() - begin))
+    blocks = promised(data)
+    cache, geometry = engine_cache(data, len(blocks))
+    registration = client.register_memory(ns, geometry)
+    # Before anything is stored, so that all of it is held. An engine sends it along with the request.
+    say(ticket=client.create_ticket(ns, blocks).hex(), blocks=len(blocks))
+    pages = [kvmill.PageBlock(block.key, [[b]], parent=block.parent, token_count=block.token_count, block_index=b)
+             for b, block in enumerate(blocks)]
+    computed = []
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        store = thread.submit(client.store_pages, ns, registration, pages, request=REQUEST, ready_layers=0)
+        for layer, halves in enumerate(data.layers):
+            time.sleep(PREFILL_SECONDS / len(data.layers))
+            cache[layer, :, :data.tokens] = halves
+            computed.append(time.monotonic())
+            client.ready_pages(REQUEST, layer + 1)
+        stored(store.result())
+    say(computed=computed, stored=time.monotonic())
+    sys.stdin.read()  # With its client the ticket would end.
 
 
 def attention(query, k, v):
@@ -88,30 +125,32 @@ def attention(query, k, v):
     return weights / weights.sum(axis=1, keepdims=True) @ v.astype(float)
 
 
+def redeem(client, ns, data, ticket):
+    """The keys of the blocks, all of them here by then, and when each layer had come of all blocks."""
+    came = [0.0] * len(data.layers)
+
+    def note(blocks, _):
+        for layer, when in enumerate(came):
+            if not when and all(block.has_layer(layer) for block in blocks):
+                came[layer] = time.monotonic()
+    redeemed = client.redeem_ticket(ns, ticket, update=note, timeout=SECONDS)
+    if redeemed.error:
+        raise redeemed.error
+    # An engine would compute them again.
+    missed = [f"block {block.block_index}: {block.miss.name}" for block in redeemed.blocks if not block.here]
+    if missed:
+        sys.exit("missed " + ", ".join(missed))
+    return [block.key for block in redeemed.blocks], came
+
+
 def decode(client, ns, data):
-    keys = [key_of("real", b) for b in range(data.blocks)]
-    tails = [kvmill.Tail(key_of("real", data.blocks), data.tail_tokens, data.blocks)] if data.tail_tokens else []
-    end = time.monotonic() + SECONDS
-    # The other node's word of what it has is on its way, and a busy machine may be late with it.
-    while True:
-        begin = time.monotonic()
-        found = client.lookup(ns, keys, tails=tails)
-        looked_up = time.monotonic()
-        if found.hit_blocks == len(keys) or looked_up > end:
-            break
-        time.sleep(0.05)
-    if found.tail_tokens:
-        keys.append(found.tail_key)
-    tiers = [tier.name.lower() for tier in found.tiers]
-    while True:
-        pull_began = time.monotonic()
-        pulled = client.fetch(ns, keys, ns.empty(len(keys)))
-        if all(block.hit for block in pulled.blocks) or time.monotonic() > end:
-            break
-        time.sleep(0.05)
-    say(hit_blocks=found.hit_blocks, tail_tokens=found.tail_tokens, tiers={tier: tiers.count(tier) for tier in tiers},
-        pulled=sum(block.hit for block in pulled.blocks), bytes=pulled.page_bytes, lookup_ms=1e3 * (looked_up - begin),
-        pull_ms=1e3 * (time.monotonic() - pull_began))
+    say(ready=True)
+    keys, came = redeem(client, ns, data, bytes.fromhex(sys.stdin.readline()))
+    sealed = time.monotonic()
+    with client.map(ns, keys) as mapped:
+        page_bytes = sum(mapped.page(b, layer).nbytes for b in range(len(keys)) for layer in range(len(came)))
+        mapped.verify()
+    say(blocks=len(keys), bytes=page_bytes, came=came, sealed=sealed)
     sys.stdin.readline()
     error = norm = 0.0
     with client.map(ns, keys) as mapped:
