@@ -75,10 +75,10 @@ class ClusterCopiesTest : public ClusterTest {
   }
   double Metric(const std::string& name, const std::string& line) {
     const std::string text = Metrics(name);
-    const std::size_t at = text.find(line + " ");
+    const std::size_t at = text.find("\n" + line + " ");  // Not in a text of help.
     if (at == text.npos) return -1;
     double value = -1;
-    const std::size_t begin = at + line.size() + 1;
+    const std::size_t begin = at + line.size() + 2;
     EXPECT_TRUE(absl::SimpleAtod(text.substr(begin, text.find('\n', begin) - begin), &value));
     return value;
   }
