@@ -198,7 +198,7 @@ TEST_F(WatchTest, WhoIsRevokedGoesAlsoWhileItsReplyIsWritten) {
   auto stream = EventStream::Open(options, {});
   ASSERT_TRUE(stream.ok()) << stream.status();
   Sequence sequence(Tiny(), kBlocks * 64, 1);
-  const auto stored = (*client)->Store(*ns, sequence.Blocks("a"));
+  const auto stored = (*client)->Store(*ns, sequence.Blocks("a"), {});
   ASSERT_TRUE(stored.ok()) << stored.status();
   ReadUntil(**stream, kBlocks);
   WaitForReaders(3);
