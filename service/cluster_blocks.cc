@@ -305,9 +305,11 @@ bool ClusterBlocks::Bring(const TieredStore::NamespaceInfo& space, absl::Span<co
   request.hint = elsewhere.hint;
   request.block_bytes = BlockBytes(space.spec);
   request.deadline_nanos = NanosOf(deadline, kBringNanosMax);
-  loop_.Post([this, request = std::move(request), progress = std::move(progress),
-              served_request = CurrentRequest()]() mutable {
-    const ServedRequest served(std::move(served_request));
+  request.within = [of = CurrentRequest()](const std::function<void()>& ask) {
+    const ServedRequest served(of);
+    ask();
+  };
+  loop_.Post([this, request = std::move(request), progress = std::move(progress)]() mutable {
     const std::size_t all = request.keys.size();
     if (closed_) {
       brings_.fetch_sub(1, std::memory_order_relaxed);

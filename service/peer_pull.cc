@@ -360,6 +360,7 @@ void PeerPull::Finish(Peers::CallId call, absl::StatusOr<std::vector<absl::Statu
     queue_.erase(std::remove(queue_.begin(), queue_.end(), call), queue_.end());
   }
   if (!result.ok()) counters_.failed_pulls.fetch_add(1, std::memory_order_relaxed);
+  const RequestScope scope(op.request);  // Of what is asked next.
   if (op.done != nullptr) op.done(std::move(result));
 }
 

@@ -53,7 +53,11 @@ void BlockBringer::Start(Request request, Progress progress) {
       const auto node = ops_.extract(id);
       node.mapped().progress(node.mapped().request.keys.size());
     });
-    StartParts(id);
+    if (started.request.within != nullptr) {
+      started.request.within([this, id] { StartParts(id); });
+    } else {
+      StartParts(id);
+    }
     Report(id);
   });
 }

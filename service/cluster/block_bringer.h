@@ -47,6 +47,9 @@ class BlockBringer {
     std::string hint;               // As in RemoteLookup::Request.
     std::uint64_t block_bytes = 0;  // About.
     std::int64_t deadline_nanos = 0;
+    // Calls what it is given, which asks peers: for whoever wants to know what is asked for it.
+    // Null: it is just called.
+    std::function<void(const std::function<void()>& ask)> within;
   };
   // The first `settled` keys are here or will not come. False: nobody wants the rest any more.
   using Progress = std::function<bool(std::size_t settled)>;

@@ -217,7 +217,7 @@ TEST_F(ClusterFetchTest, BetweenNodesWithADataPlaneItCarriesTheBlocksAndTheReque
               HasSubstr("cluster: blocks of node \"a\" come by tcp/lo"));
   const std::string log = nodes_["a"].process->standard_error();
   const std::size_t at = log.find("data plane: a fetch of ");
-  ASSERT_NE(at, log.npos) << log;
+  ASSERT_NE(at, log.npos) << log << nodes_["b"].process->standard_error();
   EXPECT_THAT(log.substr(at, log.find('\n', at) - at), HasSubstr("request_id=pull-7"));
 }
 
