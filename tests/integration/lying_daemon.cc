@@ -60,6 +60,9 @@ class Relay {
   class Up final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
    public:
     explicit Up(Relay& relay) : relay_(relay) {}
+    void OnReadInitialMetadataDone(bool ok) override {
+      if (ok) relay_.Met();
+    }
     void OnWriteDone(bool ok) override { relay_.PassedOn(ok); }
     void OnReadDone(bool ok) override { relay_.Replied(ok); }
     void OnDone(const grpc::Status& status) override { relay_.Ended(status); }
@@ -68,6 +71,11 @@ class Relay {
     Relay& relay_;
   };
 
+  // Also of a call that is answered with an error alone.
+  void Met() {
+    std::lock_guard<std::recursive_mutex> lock(mu_);
+    if (!cancelled_) PassMetadata();
+  }
   void Requested(bool ok) {
     std::lock_guard<std::recursive_mutex> lock(mu_);
     if (writes_over_) return;

@@ -30,7 +30,8 @@ constexpr const char* kTokenDigest =
 class Requests : public ::testing::Test {
  protected:
   void SetUp() override {
-    const auto node = authority_.Issue("node", TestAuthority::kLoopback);
+    const auto node =
+        authority_.Issue("node", std::string(TestAuthority::kLoopback) + ",DNS:node.example");
     std::ofstream(directory_ / "tenants.yaml")
         << "tenants:\n  a:\n    tokens: [\"" << kTokenDigest << "\"]\n";
     daemon_ = std::make_unique<DaemonProcess>(

@@ -114,7 +114,7 @@ class Watches : public CApiTest {
 
 TEST_F(Watches, TellOfBlocksThatComeAndGo) {
   kvmill_namespace* const ns = Open("watched");
-  kvmill_namespace* const other = Open("not watched");
+  kvmill_namespace* const other = Open("not-watched");
   Put(ns, "block 0", SmallBlock(1));
   Put(other, "elsewhere", SmallBlock(1));
   ASSERT_EQ(WatchNamespace(ns), KVMILL_OK) << kvmill_last_error();
@@ -172,7 +172,7 @@ TEST_F(Watches, TellOfBlocksThatComeAndGo) {
 }
 
 TEST_F(Watches, TheNextBatchComesWhenTheLastWasFreed) {
-  kvmill_namespace* const ns = Open("one at a time");
+  kvmill_namespace* const ns = Open("one-at-a-time");
   ASSERT_EQ(WatchNamespace(ns), KVMILL_OK) << kvmill_last_error();
   ReadUntil(0);
   EXPECT_EQ(kvmill_queue_running(told_), 1u);
