@@ -221,7 +221,11 @@ void ClientSession::Ensure(Deadline deadline, Opened done) {
       // A stream of a session that ended makes way.
       if (session_ != nullptr && stream_ != nullptr) stream_->Cancel();
       session_ = nullptr;
-      waiters_.push_back({deadline, std::move(done)});
+      waiters_.push_back({deadline, [of = CurrentRequest(),
+                                     done = std::move(done)](absl::StatusOr<SessionPtr> opened) {
+                            const RequestScope scope(of);
+                            done(std::move(opened));
+                          }});
       if (stream_ == nullptr) StartStream();
       const auto left =
           std::chrono::duration_cast<milliseconds>(deadline - std::chrono::system_clock::now());

@@ -174,7 +174,8 @@ TEST_F(WatchTest, ADaemonThatStopsDoesNotWaitForWhoDoesNotRead) {
 // Over TLS, by token: the tenant loses it.
 TEST_F(WatchTest, WhoIsRevokedGoesAlsoWhileItsReplyIsWritten) {
   TestAuthority authority;
-  const auto node = authority.Issue("node", TestAuthority::kLoopback);
+  const auto node =
+      authority.Issue("node", absl::StrCat(TestAuthority::kLoopback, ",DNS:node.example"));
   const std::string tenants = directory_ / "tenants.yaml";
   const auto write_tenants = [&](const std::string& a) {
     std::ofstream(tenants + ".next") << "tenants:\n  a:\n    " << a << "\n";

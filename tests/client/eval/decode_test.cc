@@ -142,8 +142,8 @@ TEST(CacheTest, SinkBlocksStayAndTheNextOnesDoNot) {
 // token first.
 TEST(DecodeScoresTest, AGreedyRunGoesWrongWhereGivenTokensSayIt) {
   int wrong = 0;
-  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
-    const Text text = Chain(seed, 40);
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    const Text text = Chain(seed, 60);
     const auto size = static_cast<std::uint32_t>(text.tokens.size());
     const TaskText::Range answer = text.text.answers[0];
     const DecodeReference reference(Shipped(), text.text, text.tokens);
