@@ -464,7 +464,7 @@ TEST_F(ClusterTicketsTest, WhateverAProducerSaysOnlyRightBlocksAreSealed) {
   const int redeems = ShortOrLong(60, 5'000);
   for (int i = 0; i < redeems && !HasFailure(); ++i) {
     const TicketRedeem::Outcome outcome = Redeem(Create({1, 2, 3}), kSecond);
-    EXPECT_TRUE(outcome.status.ok() || !outcome.status.message().empty()) << outcome.status;
+    // Its message is what the producer says of it, which may be a lie as well, or nothing.
     ++(outcome.status.ok() ? sealed : failed);
     for (const TicketRedeem::Block& block : outcome.blocks) {
       EXPECT_NE(block.fate, TicketRedeem::Fate::kOpen);
