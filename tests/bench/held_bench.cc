@@ -79,6 +79,17 @@ std::vector<Block> MakeBlocks(std::size_t count) {
   return blocks;
 }
 
+void StoreAll(TieredStore& store, NamespaceId space, const std::vector<Block>& blocks) {
+  for (const Block& block : blocks) {
+    auto copy =
+        store.BeginCopy({space, 0, block.key}, block.origin,
+                        {static_cast<std::uint32_t>(block.page.size())}, absl::ZeroDuration());
+    KVMILL_CHECK(copy.ok());
+    std::memcpy(copy->pages()[0].data(), block.page.data(), block.page.size());
+    KVMILL_CHECK(copy->Commit().ok());
+  }
+}
+
 double Seconds(std::chrono::steady_clock::duration time) {
   return std::chrono::duration<double>(time).count();
 }
@@ -200,14 +211,7 @@ void EventsRound(const std::vector<Block>& blocks, Read read, Times* times) {
   }
   if (read != Read::kNot) journal.WaitSettled();
   const auto begin = now();
-  for (const Block& block : blocks) {
-    auto copy =
-        (*store)->BeginCopy({space, 0, block.key}, block.origin,
-                            {static_cast<std::uint32_t>(block.page.size())}, absl::ZeroDuration());
-    KVMILL_CHECK(copy.ok());
-    std::memcpy(copy->pages()[0].data(), block.page.data(), block.page.size());
-    KVMILL_CHECK(copy->Commit().ok());
-  }
+  StoreAll(**store, space, blocks);
   const auto stored = now();
   times->store.push_back(Seconds(stored - begin) / count * 1e9);
   if (read != Read::kNot) {
@@ -244,14 +248,7 @@ void Round(const std::vector<Block>& blocks, bool observed, Times* times) {
     held.WaitSettled();
   }
   const auto begin = now();
-  for (const Block& block : blocks) {
-    auto copy =
-        (*store)->BeginCopy({space, 0, block.key}, block.origin,
-                            {static_cast<std::uint32_t>(block.page.size())}, absl::ZeroDuration());
-    KVMILL_CHECK(copy.ok());
-    std::memcpy(copy->pages()[0].data(), block.page.data(), block.page.size());
-    KVMILL_CHECK(copy->Commit().ok());
-  }
+  StoreAll(**store, space, blocks);
   const auto stored = now();
   times->store.push_back(Seconds(stored - begin) / count * 1e9);
   if (observed) {
