@@ -70,8 +70,7 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, PeerClients& client
       handover_(loop, peers_, health_, {.self_id = options.self.id}),
       held_(loop, [this](const Announcement& run) { Hold(run); }) {
   answers_.SetReplicator(&replicator_);
-  answers_.SetLister(
-      [this](const std::vector<std::uint64_t>& anchor_hashes) { return ListRuns(anchor_hashes); });
+  answers_.SetLister([this](const std::vector<RunList>& lists) { return ListRuns(lists); });
   PublishStats();
 }
 
@@ -85,7 +84,7 @@ Replicator::Options ClusterBlocks::ReplicatorOptions() {
   options.self_id = options_.self.id;
   options.copies = options_.copies;
   options.rate = options_.replication;
-  options.held = [this](std::uint64_t hash) { return announcer_.CountOf(hash); };
+  options.held = [this](std::uint64_t hash) { return announcer_.SketchOf(hash); };
   options.bytes = [this](const Fingerprint& fingerprint, const BlockKey& key) {
     return BytesOf(fingerprint, key);
   };
@@ -130,15 +129,16 @@ std::uint64_t ClusterBlocks::BytesOf(const Fingerprint& fingerprint, const Block
 }
 
 // On a thread of the service.
-std::vector<HeldRun> ClusterBlocks::ListRuns(
-    const std::vector<std::uint64_t>& anchor_hashes) const {
+std::vector<HeldRun> ClusterBlocks::ListRuns(const std::vector<RunList>& lists) const {
   std::vector<HeldRun> runs;
-  for (const std::uint64_t hash : anchor_hashes) {
-    const HeldRuns::Run held = options_.held->RunOf(hash, kListKeysMax);
+  for (const RunList& list : lists) {
+    const HeldRuns::Run first = options_.held->RunOf(list.anchor_hash, 1);
     // Without its anchor nobody could count the blocks to it.
-    if (held.blocks.empty() || held.blocks[0].place != 0) continue;
-    HeldRun run{.anchor_hash = hash, .fingerprint = held.fingerprint, .blocks = {}};
-    run.blocks.anchor = held.blocks[0].key;
+    if (first.blocks.empty() || first.blocks[0].place != 0) continue;
+    HeldRun run{.anchor_hash = list.anchor_hash, .fingerprint = first.fingerprint, .blocks = {}};
+    run.blocks.anchor = first.blocks[0].key;
+    const HeldRuns::Run held = options_.held->RunOf(list.anchor_hash, kListKeysMax, list.skip);
+    run.more = held.more;
     for (const HeldRuns::Run::Block& block : held.blocks) {
       run.blocks.keys.push_back(block.key);
       run.blocks.places.push_back(block.place);
@@ -151,8 +151,10 @@ std::vector<HeldRun> ClusterBlocks::ListRuns(
 
 void ClusterBlocks::Hold(const Announcement& run) {
   // What left this node is not copied back at once.
-  if (run.count < announcer_.CountOf(run.anchor_hash)) replicator_.Evicted(run.anchor_hash);
-  announcer_.Set(run.anchor_hash, run.count);
+  if (run.sketch.blocks < announcer_.SketchOf(run.anchor_hash).blocks) {
+    replicator_.Evicted(run.anchor_hash);
+  }
+  announcer_.Set(run);
 }
 
 void ClusterBlocks::ListHeld(std::promise<std::vector<Announcement>>* held) {

@@ -141,7 +141,7 @@ class ClusterBlocks {
  private:
   Replicator::Options ReplicatorOptions();
   NamespaceLearner::Options LearnerOptions();
-  std::vector<HeldRun> ListRuns(const std::vector<std::uint64_t>& anchor_hashes) const;
+  std::vector<HeldRun> ListRuns(const std::vector<RunList>& lists) const;
   std::uint64_t BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const;
   void Hold(const Announcement& run);
   void ListHeld(std::promise<std::vector<Announcement>>* held);

@@ -276,11 +276,14 @@ Peers::CallId GrpcPeers::Announce(const Member& member, std::vector<Announcement
           [done = std::move(done)](const absl::StatusOr<Taken>& taken) { done(taken.status()); }));
 }
 
-Peers::CallId GrpcPeers::ListRuns(const Member& member, std::vector<std::uint64_t> anchor_hashes,
+Peers::CallId GrpcPeers::ListRuns(const Member& member, std::vector<RunList> lists,
                                   std::int64_t deadline_nanos, Done<std::vector<HeldRun>> done) {
-  KVMILL_CHECK(anchor_hashes.size() <= kListRunsMax);
+  KVMILL_CHECK(lists.size() <= kListRunsMax);
   v1::ListRunsRequest request;
-  for (const std::uint64_t hash : anchor_hashes) request.add_anchor_hashes(hash);
+  for (const RunList& list : lists) {
+    request.add_anchor_hashes(list.anchor_hash);
+    request.add_skips(list.skip);
+  }
   return Start<v1::ListRunsReply>(
       member, std::move(request), &Async::ListRuns, deadline_nanos,
       [](const v1::ListRunsReply& reply) { return FromProto(reply); }, std::move(done));

@@ -51,8 +51,8 @@ class GrpcPeers final : public Peers {
               std::int64_t deadline_nanos, Done<std::vector<absl::Status>> done) override;
   CallId Announce(const Member& member, std::vector<Announcement> announcements,
                   std::int64_t deadline_nanos, std::function<void(absl::Status)> done) override;
-  CallId ListRuns(const Member& member, std::vector<std::uint64_t> anchor_hashes,
-                  std::int64_t deadline_nanos, Done<std::vector<HeldRun>> done) override;
+  CallId ListRuns(const Member& member, std::vector<RunList> lists, std::int64_t deadline_nanos,
+                  Done<std::vector<HeldRun>> done) override;
   CallId HandOver(const Member& member, std::vector<Announcement> announcements,
                   std::int64_t deadline_nanos, Done<std::vector<std::uint8_t>> done) override;
   CallId Compare(const Member& member, const Digests& digests, std::int64_t deadline_nanos,

@@ -16,7 +16,7 @@ struct HeldAnnouncer::State {
   std::function<void(const Announcement&)> set;  // Of the loop; empty: the end.
   Mutex mu;
   // By anchor hash.
-  absl::flat_hash_map<std::uint64_t, std::uint8_t> waiting ABSL_GUARDED_BY(mu);
+  absl::flat_hash_map<std::uint64_t, RunSketch> waiting ABSL_GUARDED_BY(mu);
   bool posted ABSL_GUARDED_BY(mu) = false;  // A task will take some.
 };
 
@@ -28,7 +28,7 @@ HeldAnnouncer::~HeldAnnouncer() { state_->set = nullptr; }
 void HeldAnnouncer::Changed(absl::Span<const Announcement> changes) {
   {
     MutexLock lock(state_->mu);
-    for (const Announcement& change : changes) state_->waiting[change.anchor_hash] = change.count;
+    for (const Announcement& change : changes) state_->waiting[change.anchor_hash] = change.sketch;
     if (state_->waiting.empty() || std::exchange(state_->posted, true)) return;
   }
   state_->loop.Post([state = state_] { Deliver(state); });

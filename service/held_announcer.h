@@ -1,8 +1,8 @@
 // Brings what HeldRuns says to the loop, for the Announcer.
 //
-// Counts that changed wait here until the loop takes them, some at a time, so that the walk of a
+// Sketches that changed wait here until the loop takes them, some at a time, so that the walk of a
 // large store neither fills its queue nor keeps it from anything else. Of an anchor only the last
-// count waits.
+// one waits.
 #ifndef KVMILL_SERVICE_HELD_ANNOUNCER_H_
 #define KVMILL_SERVICE_HELD_ANNOUNCER_H_
 
@@ -19,7 +19,7 @@ namespace kvmill {
 
 class HeldAnnouncer {
  public:
-  static constexpr std::size_t kAtOnce = 1024;  // Counts a task of the loop.
+  static constexpr std::size_t kAtOnce = 1024;  // Sketches a task of the loop.
 
   // `set` runs on the loop: Announcer::Set. The loop outlives this.
   HeldAnnouncer(Loop& loop, std::function<void(const Announcement&)> set);

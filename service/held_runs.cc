@@ -107,9 +107,9 @@ const HeldRuns::Space& HeldRuns::SpaceOf(NamespaceId id) {
   return space->second;
 }
 
-std::uint8_t HeldRuns::CountOf(std::uint64_t anchor_hash) const {
+RunSketch HeldRuns::SketchOf(std::uint64_t anchor_hash) const {
   MutexLock lock(table_mu_);
-  return table_.CountOf(anchor_hash);
+  return table_.SketchOf(anchor_hash);
 }
 
 std::optional<HeldTable::Place> HeldRuns::PlaceOf(const Fingerprint& fingerprint,
@@ -119,17 +119,21 @@ std::optional<HeldTable::Place> HeldRuns::PlaceOf(const Fingerprint& fingerprint
   return table_.PlaceOf(key_hash);
 }
 
-HeldRuns::Run HeldRuns::RunOf(std::uint64_t anchor_hash, std::size_t blocks_max) const {
+HeldRuns::Run HeldRuns::RunOf(std::uint64_t anchor_hash, std::size_t blocks_max,
+                              std::size_t skip) const {
   std::vector<HeldTable::Block> blocks;
   {
     MutexLock lock(table_mu_);
     blocks = table_.BlocksOf(anchor_hash);
   }
-  std::stable_sort(blocks.begin(), blocks.end(),
-                   [](const auto& a, const auto& b) { return a.place < b.place; });
+  std::sort(blocks.begin(), blocks.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.place, a.key_hash) < std::pair(b.place, b.key_hash);
+  });
   Run run;
-  for (const HeldTable::Block& block : blocks) {
-    if (run.blocks.size() == blocks_max) break;
+  for (std::size_t i = std::min(skip, blocks.size()); i < blocks.size(); ++i) {
+    const HeldTable::Block& block = blocks[i];
+    run.more = run.blocks.size() == blocks_max;
+    if (run.more) break;
     BlockId id;
     Run::Block found{.key = {}, .place = block.place};
     if (!store_->BlockAt(block.entry, &id, &found.bytes)) continue;

@@ -1,10 +1,9 @@
 // What this node holds, by run, as its store has it: kept up to date in the background.
 //
 // The store tells of blocks that come and go (StoreObserver); the thread of a StoreFollower looks
-// what became of them, enters it into a HeldTable and tells the listener which counts are others
-// now. So what this says is some ten milliseconds old: who acts on it must be able to live with a
-// miss. While the store is walked, at the start and when too much happened at once, old counts
-// stay.
+// what became of them, enters it into a HeldTable and tells the listener which runs are others now.
+// So what this says is some ten milliseconds old: who acts on it must be able to live with a miss.
+// While the store is walked, at the start and when too much happened at once, old sketches stay.
 //
 // A block is held when all layer groups of its namespace are, in whatever tier. Only namespaces of
 // one tenant count: others' blocks are nobody's business in the cluster.
@@ -40,7 +39,7 @@ class HeldRuns final : public StoreObserver, private StoreAccount<BlockId> {
     // How long ids are gathered, so that a thread is not woken for each.
     std::chrono::milliseconds gather{10};
   };
-  // Counts that changed, each anchor once; 0: nothing is left. One call after the other, on this
+  // Runs that changed, each once; a count of 0: nothing is left. One call after the other, on this
   // object's thread, with no lock held. The first calls tell of everything that there is.
   using Listener = std::function<void(absl::Span<const Announcement>)>;
 
@@ -58,8 +57,8 @@ class HeldRuns final : public StoreObserver, private StoreAccount<BlockId> {
   // Only puts the id into the queue: a short lock, which nobody holds while working.
   void Changed(const BlockId& id) override { follower_.Push(id); }
 
-  // How many of the first blocks of the anchor's run are here (see HeldTable); 0: none.
-  std::uint8_t CountOf(std::uint64_t anchor_hash) const;
+  // What is here of the anchor's run; a count of 0: nothing that others could find.
+  RunSketch SketchOf(std::uint64_t anchor_hash) const;
 
   // The anchor of a block that is here; empty when it is not, or its run is not known.
   std::optional<HeldTable::Place> PlaceOf(const Fingerprint& fingerprint,
@@ -73,13 +72,14 @@ class HeldRuns final : public StoreObserver, private StoreAccount<BlockId> {
       std::uint8_t place = 0;
       std::uint64_t bytes = 0;  // Of the pages of all its groups.
     };
-    // By place: the first one is the anchor, unless that is gone. Sequences that part within the
-    // run have several blocks at a place.
+    // By place: the first one is the anchor, unless that is gone or was skipped. Sequences that
+    // part within the run have several blocks at a place.
     std::vector<Block> blocks;
+    bool more = false;  // There are others behind them.
   };
-  // At most `blocks_max`, those of the lowest places. Empty when there are none. Asks the store, so
-  // not after Stop.
-  Run RunOf(std::uint64_t anchor_hash, std::size_t blocks_max) const;
+  // At most `blocks_max` of them, after the first `skip`: by place, and by hash within one. Asks
+  // the store, so not after Stop.
+  Run RunOf(std::uint64_t anchor_hash, std::size_t blocks_max, std::size_t skip = 0) const;
 
   // Runs that were used more come before those that were used less: what counts is the block of
   // each that was used most. Asks the store, so not after Stop.

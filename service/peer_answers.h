@@ -41,10 +41,10 @@ class PeerAnswers {
                   Peers::Done<std::vector<std::uint8_t>> done);
   void Compare(const Member& holder, const Digests& digests, Peers::Done<std::uint64_t> done);
 
-  // Thread-safe, may take a moment. What is here of these anchors; nothing without a lister.
-  using Lister = std::function<std::vector<HeldRun>(const std::vector<std::uint64_t>& anchors)>;
-  std::vector<HeldRun> ListRuns(const std::vector<std::uint64_t>& anchor_hashes) const {
-    return lister_ == nullptr ? std::vector<HeldRun>() : lister_(anchor_hashes);
+  // Thread-safe, may take a moment. What is here of these runs; nothing without a lister.
+  using Lister = std::function<std::vector<HeldRun>(const std::vector<RunList>& lists)>;
+  std::vector<HeldRun> ListRuns(const std::vector<RunList>& lists) const {
+    return lister_ == nullptr ? std::vector<HeldRun>() : lister_(lists);
   }
   // Before the first call.
   void SetLister(Lister lister) { lister_ = std::move(lister); }

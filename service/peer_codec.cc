@@ -54,7 +54,40 @@ absl::StatusOr<HeldRun> RunFromProto(const v1::HeldRun& from) {
     run.blocks.places.push_back(static_cast<std::uint8_t>(place));
   }
   run.bytes = from.bytes();
+  run.more = from.more();
   return run;
+}
+
+constexpr std::size_t kTagBytes = 2;
+
+absl::Status CheckSizes(const v1::AnnounceRequest& request) {
+  const int count = request.anchor_hashes_size();
+  if (static_cast<std::size_t>(count) > kAnnouncementsMax) {
+    return TooMany("announcements", static_cast<std::size_t>(count), kAnnouncementsMax);
+  }
+  const auto check = [count](absl::string_view what, int size) {
+    if (size == count) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(size, " ", what, ": want one for each of ", count, " anchors"));
+  };
+  KVMILL_RETURN_IF_ERROR(check("counts", request.counts_size()));
+  if (request.sums_size() > 0) KVMILL_RETURN_IF_ERROR(check("sums", request.sums_size()));
+  if (request.blocks_size() > 0) {
+    KVMILL_RETURN_IF_ERROR(check("numbers of blocks", request.blocks_size()));
+  }
+  std::size_t places = 0;
+  for (const std::uint32_t counted : request.counts()) {
+    if (counted > kRunBlocks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("count ", counted, ": a run has ", kRunBlocks, " blocks"));
+    }
+    places += counted;
+  }
+  if (!request.tags().empty() && request.tags().size() != kTagBytes * places) {
+    return absl::InvalidArgumentError(absl::StrCat(request.tags().size(), " bytes of tags: want ",
+                                                   kTagBytes, " for each of ", places, " places"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -98,7 +131,8 @@ void ToProto(const std::vector<RunAnswer>& answers, v1::LocateReply* out) {
       v1::PeerPointer* to = run->add_pointers();
       to->set_holder(pointer.holder);
       to->set_incarnation(pointer.incarnation);
-      to->set_count(pointer.count);
+      to->set_blocks(pointer.blocks);
+      to->set_perhaps(pointer.perhaps);
     }
   }
 }
@@ -109,9 +143,8 @@ std::vector<RunAnswer> FromProto(const v1::LocateReply& reply) {
     RunAnswer& answer = answers.emplace_back();
     answer.present = run.present();
     for (const v1::PeerPointer& from : run.pointers()) {
-      if (from.count() > kRunBlocks || !HolderOf(from.holder(), from.incarnation()).ok()) return {};
-      answer.pointers.push_back(
-          {from.holder(), from.incarnation(), static_cast<std::uint8_t>(from.count())});
+      if (!HolderOf(from.holder(), from.incarnation()).ok()) return {};
+      answer.pointers.push_back({from.holder(), from.incarnation(), from.blocks(), from.perhaps()});
     }
   }
   return answers;
@@ -122,27 +155,36 @@ void ToProto(const std::vector<Announcement>& announcements, const Member& holde
   out->set_holder(holder.id);
   out->set_holder_incarnation(holder.incarnation);
   for (const Announcement& announcement : announcements) {
+    const RunSketch& sketch = announcement.sketch;
     out->add_anchor_hashes(announcement.anchor_hash);
-    out->add_counts(announcement.count);
+    out->add_counts(sketch.count);
+    out->add_sums(sketch.sum);
+    out->add_blocks(sketch.blocks);
+    for (std::size_t place = 0; place < sketch.count; ++place) {
+      out->mutable_tags()->push_back(static_cast<char>(sketch.tags[place] & 0xff));
+      out->mutable_tags()->push_back(static_cast<char>(sketch.tags[place] >> 8));
+    }
   }
 }
 
 absl::StatusOr<std::vector<Announcement>> FromProto(const v1::AnnounceRequest& request) {
-  const auto count = static_cast<std::size_t>(request.anchor_hashes_size());
-  if (count > kAnnouncementsMax) return TooMany("announcements", count, kAnnouncementsMax);
-  if (request.counts_size() != request.anchor_hashes_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(request.counts_size(), " counts: want one for each of ", count, " anchors"));
-  }
+  KVMILL_RETURN_IF_ERROR(CheckSizes(request));
   std::vector<Announcement> announcements;
-  announcements.reserve(count);
+  announcements.reserve(static_cast<std::size_t>(request.anchor_hashes_size()));
+  const std::string& tags = request.tags();
+  std::size_t at = 0;
   for (int i = 0; i < request.anchor_hashes_size(); ++i) {
-    if (request.counts(i) > kRunBlocks) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("count ", request.counts(i), ": a run has ", kRunBlocks, " blocks"));
+    Announcement& said = announcements.emplace_back();
+    said.anchor_hash = request.anchor_hashes(i);
+    said.sketch.count = static_cast<std::uint8_t>(request.counts(i));
+    if (request.sums_size() > 0) said.sketch.sum = request.sums(i);
+    said.sketch.blocks = request.blocks_size() > 0 ? request.blocks(i) : request.counts(i);
+    if (tags.empty()) continue;
+    for (std::size_t place = 0; place < said.sketch.count; ++place, at += kTagBytes) {
+      const auto low = static_cast<std::uint8_t>(tags[at]);
+      const auto high = static_cast<std::uint8_t>(tags[at + 1]);
+      said.sketch.tags[place] = static_cast<std::uint16_t>(low | high << 8);
     }
-    announcements.push_back(
-        {request.anchor_hashes(i), static_cast<std::uint8_t>(request.counts(i))});
   }
   return announcements;
 }
@@ -165,6 +207,7 @@ void ToProto(const std::vector<HeldRun>& runs, v1::ListRunsReply* out) {
     for (const BlockKey& key : run.blocks.keys) to->add_keys(std::string(key.view()));
     for (const std::uint8_t place : run.blocks.places) to->add_places(place);
     to->set_bytes(run.bytes);
+    to->set_more(run.more);
   }
 }
 
@@ -178,10 +221,19 @@ absl::StatusOr<std::vector<HeldRun>> FromProto(const v1::ListRunsReply& reply) {
   return runs;
 }
 
-absl::StatusOr<std::vector<std::uint64_t>> FromProto(const v1::ListRunsRequest& request) {
+absl::StatusOr<std::vector<RunList>> FromProto(const v1::ListRunsRequest& request) {
   const auto count = static_cast<std::size_t>(request.anchor_hashes_size());
   if (count > kListRunsMax) return TooMany("anchors", count, kListRunsMax);
-  return std::vector<std::uint64_t>(request.anchor_hashes().begin(), request.anchor_hashes().end());
+  if (request.skips_size() > 0 && request.skips_size() != request.anchor_hashes_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.skips_size(), " skips: want one for each of ", count, " anchors"));
+  }
+  std::vector<RunList> lists;
+  lists.reserve(count);
+  for (int i = 0; i < request.anchor_hashes_size(); ++i) {
+    lists.push_back({request.anchor_hashes(i), request.skips_size() > 0 ? request.skips(i) : 0});
+  }
+  return lists;
 }
 
 absl::StatusOr<Digests> FromProto(const v1::CompareRequest& request) {

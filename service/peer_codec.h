@@ -37,7 +37,7 @@ absl::StatusOr<std::vector<Announcement>> FromProto(const v1::AnnounceRequest& r
 // Id and incarnation of who says so.
 absl::StatusOr<Member> HolderOf(const std::string& holder, const std::string& incarnation);
 
-absl::StatusOr<std::vector<std::uint64_t>> FromProto(const v1::ListRunsRequest& request);
+absl::StatusOr<std::vector<RunList>> FromProto(const v1::ListRunsRequest& request);
 absl::StatusOr<Digests> FromProto(const v1::CompareRequest& request);
 void ToProto(const std::vector<HeldRun>& runs, v1::ListRunsReply* out);
 // DATA_LOSS: a part of it cannot be.

@@ -115,9 +115,9 @@ grpc::ServerUnaryReactor* PeerService::ListRuns(grpc::CallbackServerContext* cal
                                                 const v1::ListRunsRequest* request,
                                                 v1::ListRunsReply* reply) {
   return Begin(call, *request, [&](PeerAnswers& answers, auto* reactor) -> absl::Status {
-    KVMILL_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> hashes, FromProto(*request));
-    context_.io_pool.Post([reactor, reply, &answers, hashes] {
-      ToProto(answers.ListRuns(hashes), reply);
+    KVMILL_ASSIGN_OR_RETURN(const std::vector<RunList> lists, FromProto(*request));
+    context_.io_pool.Post([reactor, reply, &answers, lists] {
+      ToProto(answers.ListRuns(lists), reply);
       reactor->Finish(grpc::Status::OK);
     });
     return absl::OkStatus();

@@ -53,19 +53,20 @@ void Announcer::SetView(std::shared_ptr<const ClusterView> view) {
   }
 }
 
-void Announcer::Set(std::uint64_t anchor_hash, std::uint8_t count) {
-  const auto [place, added] = places_.try_emplace(anchor_hash, entries_.size());
+void Announcer::Set(const Announcement& run) {
+  const bool nothing = run.sketch.count == 0;
+  const auto [place, added] = places_.try_emplace(run.anchor_hash, entries_.size());
   if (added) {
-    if (count == 0) {
+    if (nothing) {
       places_.erase(place);
       return;
     }
-    entries_.push_back({.anchor_hash = anchor_hash});
+    entries_.push_back({.anchor_hash = run.anchor_hash, .sketch = {}});
     told_.resize(told_.size() + ranks_);
   }
   const std::size_t at = place->second;
-  entries_[at].count = count;
-  if (count == 0 && view_ == nullptr) Remove(at);  // Nobody has heard of it.
+  entries_[at].sketch = run.sketch;
+  if (nothing && view_ == nullptr) Remove(at);  // Nobody has heard of it.
 }
 
 void Announcer::Remove(std::size_t at) {
@@ -88,7 +89,8 @@ bool Announcer::Knows(std::uint64_t anchor_hash, HomeNumber home, std::int64_t t
 
 void Announcer::Sum(std::uint64_t anchor_hash, const Told& told) {
   if (!Knows(anchor_hash, told.home, told.at)) return;
-  homes_[told.home].sums->digests[DigestOf(anchor_hash)] ^= DigestWord({anchor_hash, told.count});
+  homes_[told.home].sums->digests[DigestOf(anchor_hash)] ^=
+      DigestWord(anchor_hash, told.count, told.sum);
 }
 
 void Announcer::Leave(std::uint64_t anchor_hash, const Told& told) {
@@ -131,7 +133,7 @@ void Announcer::Tick() {
 bool Announcer::Collect(std::size_t at, std::int64_t now, std::map<MemberIndex, Batch>* batches) {
   const Announcement& entry = entries_[at];
   const auto ranking = view_->table().Ranking(view_->table().ShardOf(entry.anchor_hash));
-  bool open = entry.count > 0;
+  bool open = entry.sketch.count > 0;
   for (std::size_t rank = 0; rank < std::min(ranks_, ranking.size()); ++rank) {
     const HomeNumber number = view_homes_[ranking[rank]];
     const Told& told = SlotOf(at, rank, number);
@@ -140,9 +142,9 @@ bool Announcer::Collect(std::size_t at, std::int64_t now, std::map<MemberIndex, 
       open = true;
       continue;
     }
-    if (entry.count == 0
+    if (entry.sketch.count == 0
             ? !known || told.count == 0
-            : known && told.count == entry.count && now - told.at < options_.repeat_nanos) {
+            : known && told.Is(entry.sketch) && now - told.at < options_.repeat_nanos) {
       continue;
     }
     open = true;
@@ -189,7 +191,7 @@ void Announcer::Tell(MemberIndex index, Batch batch) {
   const Member& home = view_->members()[index];
   const HomeNumber number = view_homes_[index];
   std::vector<Announcement> list = batch.said;
-  for (const Former& former : batch.withdrawn) list.push_back({former.anchor_hash, 0});
+  for (const Former& former : batch.withdrawn) list.push_back({former.anchor_hash, {}});
   if (home.id == options_.self_id) {
     options_.to_self(list);
     return Heard(number, batch);
@@ -226,7 +228,7 @@ void Announcer::Hear(HomeNumber number, const Announcement& said, std::size_t ra
   } else {
     Leave(said.anchor_hash, slot);
   }
-  slot = {number, said.count, now};
+  slot = {number, said.sketch.count, said.sketch.sum, now};
   Sum(said.anchor_hash, slot);
 }
 
@@ -281,7 +283,7 @@ std::size_t Announcer::untold() const {
     std::size_t told = 0;
     for (std::size_t rank = 0; rank < HomeCount(entry.anchor_hash); ++rank) {
       told += std::any_of(slots, slots + ranks_, [&](const Told& slot) {
-        return slot.home == view_homes_[ranking[rank]] && slot.count == entry.count;
+        return slot.home == view_homes_[ranking[rank]] && slot.Is(entry.sketch);
       });
     }
     untold += told < HomeCount(entry.anchor_hash);
@@ -289,15 +291,15 @@ std::size_t Announcer::untold() const {
   return untold;
 }
 
-std::uint8_t Announcer::CountOf(std::uint64_t anchor_hash) const {
+RunSketch Announcer::SketchOf(std::uint64_t anchor_hash) const {
   const auto found = places_.find(anchor_hash);
-  return found == places_.end() ? std::uint8_t{0} : entries_[found->second].count;
+  return found == places_.end() ? RunSketch() : entries_[found->second].sketch;
 }
 
 std::vector<Announcement> Announcer::Held() const {
   std::vector<Announcement> held;
   std::copy_if(entries_.begin(), entries_.end(), std::back_inserter(held),
-               [](const Announcement& entry) { return entry.count > 0; });
+               [](const Announcement& entry) { return entry.sketch.count > 0; });
   return held;
 }
 

@@ -53,14 +53,14 @@ class Announcer {
   Announcer& operator=(const Announcer&) = delete;
 
   void SetView(std::shared_ptr<const ClusterView> view);
-  // The node has the first `count` blocks of the anchor's run; 0: none.
-  void Set(std::uint64_t anchor_hash, std::uint8_t count);
+  // What the node has of the anchor's run; a count of 0: nothing.
+  void Set(const Announcement& run);
 
   std::size_t anchors() const { return entries_.size(); }
   // Anchors of which a home has not been told what is true now.
   std::size_t untold() const;
   // What Set said last.
-  std::uint8_t CountOf(std::uint64_t anchor_hash) const;
+  RunSketch SketchOf(std::uint64_t anchor_hash) const;
   // All that this node holds, in no order.
   std::vector<Announcement> Held() const;
   // Ranges of digests that differed, since the start.
@@ -69,11 +69,13 @@ class Announcer {
  private:
   using Name = std::pair<std::string, std::string>;  // Id and incarnation.
   using HomeNumber = std::uint32_t;                  // 0: none.
-  // What a home was told.
+  // What a home was told, as far as it tells one sketch from another.
   struct Told {
     HomeNumber home = 0;
     std::uint8_t count = 0;
+    std::uint64_t sum = 0;
     std::int64_t at = 0;
+    bool Is(const RunSketch& sketch) const { return count == sketch.count && sum == sketch.sum; }
   };
   struct Sums {
     Digests digests = {};  // Of what the home was told, but for what it has forgotten.

@@ -24,9 +24,9 @@ void Handover::Start(std::vector<Announcement> runs, std::int64_t deadline_nanos
   homes_.clear();
   next_ = 0;
   left_ = std::move(runs);
-  std::erase_if(left_, [](const Announcement& run) { return run.count == 0; });
+  std::erase_if(left_, [](const Announcement& run) { return run.sketch.count == 0; });
   report_.runs_left = left_.size();
-  for (const Announcement& run : left_) report_.blocks_left += run.count;
+  for (const Announcement& run : left_) report_.blocks_left += run.sketch.blocks;
   begin_ = loop_.clock().MonotonicNanos() + options_.begin_nanos;
   deadline_ = deadline_nanos;
   done_ = std::move(done);
@@ -94,15 +94,15 @@ void Handover::Answered(const std::string& id,
   health_.Succeeded(home.member);
   absl::flat_hash_set<std::uint64_t> safe;
   for (std::size_t i = 0; i < counts->size(); ++i) {
-    if ((*counts)[i] >= home.asked[i].count) safe.insert(home.asked[i].anchor_hash);
+    if ((*counts)[i] >= home.asked[i].sketch.count) safe.insert(home.asked[i].anchor_hash);
   }
   // Counted once, whoever says it first: when the view changes two homes may be asked about a run.
   std::erase_if(left_, [&](const Announcement& run) {
     if (!safe.contains(run.anchor_hash)) return false;
     ++report_.runs;
     --report_.runs_left;
-    report_.blocks += run.count;
-    report_.blocks_left -= run.count;
+    report_.blocks += run.sketch.blocks;
+    report_.blocks_left -= run.sketch.blocks;
     return true;
   });
   // A home that copies is asked less and less often; what it has done by then counts.

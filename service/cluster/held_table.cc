@@ -45,15 +45,22 @@ void HeldTable::Link(Index node, Index group) {
 void HeldTable::Unlink(Index node) {
   const Node& n = nodes_[node];
   Group& group = groups_[n.group];
+  if (!n.waits) Note(group);
   if (n.next != kNone) nodes_[n.next].before = n.before;
   (n.before == kNone ? group.first : nodes_[n.before].next) = n.next;
   if (n.waits) {
     --waiting_count_;
-  } else if (const auto more = more_.find(std::uint64_t{n.group} * kRunBlocks + n.place);
-             more != more_.end()) {
-    if (--more->second == 0) more_.erase(more);
   } else {
-    SetPlaces(n.group, group.places & ~(std::uint32_t{1} << n.place));
+    Sum(&group, n);
+    --group.blocks;
+    const std::uint32_t bit = std::uint32_t{1} << n.place;
+    const auto more = more_.find(std::uint64_t{n.group} * kRunBlocks + n.place);
+    if (more == more_.end()) {
+      group.places &= ~bit;
+    } else if (--more->second == 0) {
+      group.several &= ~bit;
+      more_.erase(more);
+    }
   }
   if (group.first != kNone) return;
   (n.waits ? waiting_ : runs_).erase(n.group);
@@ -61,24 +68,45 @@ void HeldTable::Unlink(Index node) {
   free_group_ = n.group;
 }
 
-void HeldTable::SetPlaces(Index run, std::uint32_t places) {
-  Group& group = groups_[run];
-  const std::uint8_t before = CountIn(group.places);
-  group.places = places;
-  if (CountIn(places) != before) told_.try_emplace(group.hash, before);
+void HeldTable::Note(const Group& run) {
+  // What starts behind a gap is nothing that anybody could find, and was not told.
+  const std::uint8_t count = CountIn(run.places);
+  told_.try_emplace(run.hash, count == 0 ? ToldRun() : ToldRun{count, run.blocks, run.sum});
+}
+
+void HeldTable::Sum(Group* run, const Node& block) {
+  run->sum ^= block.hash;
+  run->tags[block.place] ^= TagOf(block.hash);
+}
+
+RunSketch HeldTable::SketchOf(const Group& run) {
+  RunSketch sketch;
+  sketch.count = CountIn(run.places);
+  if (sketch.count == 0) return sketch;
+  sketch.blocks = run.blocks;
+  sketch.sum = run.sum;
+  for (std::size_t place = 0; place < sketch.count; ++place) {
+    const bool several = (run.several >> place & 1) != 0;
+    sketch.tags[place] = several ? RunSketch::kSeveral : run.tags[place];
+  }
+  return sketch;
 }
 
 void HeldTable::EnterRun(Index node, std::uint64_t anchor_hash) {
   const Index run = GroupOf(&runs_, anchor_hash);
   Node& n = nodes_[node];
+  Group& group = groups_[run];
+  Note(group);
   n.waits = false;
   Link(node, run);
+  Sum(&group, n);
+  ++group.blocks;
   const std::uint32_t bit = std::uint32_t{1} << n.place;
-  if ((groups_[run].places & bit) != 0) {
+  if ((group.places & bit) != 0) {
+    group.several |= bit;
     ++more_[std::uint64_t{run} * kRunBlocks + n.place];
-  } else {
-    SetPlaces(run, groups_[run].places | bit);
   }
+  group.places |= bit;
 }
 
 void HeldTable::Release(Index node) {
@@ -152,9 +180,9 @@ void HeldTable::Erase(std::uint64_t key_hash) {
   free_node_ = node;
 }
 
-std::uint8_t HeldTable::CountOf(std::uint64_t anchor_hash) const {
+RunSketch HeldTable::SketchOf(std::uint64_t anchor_hash) const {
   const Index run = Find(runs_, anchor_hash);
-  return run == kNone ? 0 : CountIn(groups_[run].places);
+  return run == kNone ? RunSketch() : SketchOf(groups_[run]);
 }
 
 std::optional<HeldTable::Place> HeldTable::PlaceOf(std::uint64_t key_hash) const {
@@ -176,8 +204,9 @@ std::vector<HeldTable::Block> HeldTable::BlocksOf(std::uint64_t anchor_hash) con
 std::vector<Announcement> HeldTable::TakeChanges() {
   std::vector<Announcement> changes;
   for (const auto& [anchor_hash, told] : told_) {
-    const std::uint8_t count = CountOf(anchor_hash);
-    if (count != told) changes.push_back({anchor_hash, count});
+    const RunSketch is = SketchOf(anchor_hash);
+    if (is.count == told.count && is.blocks == told.blocks && is.sum == told.sum) continue;
+    changes.push_back({anchor_hash, is});
   }
   told_.clear();
   return changes;
@@ -204,7 +233,7 @@ std::size_t HeldTable::bytes() const {
          table_bytes(blocks_, sizeof(Index)) + table_bytes(runs_, sizeof(Index)) +
          table_bytes(waiting_, sizeof(Index)) +
          table_bytes(more_, sizeof(std::pair<std::uint64_t, std::uint32_t>)) +
-         table_bytes(told_, sizeof(std::pair<std::uint64_t, std::uint8_t>));
+         table_bytes(told_, sizeof(std::pair<std::uint64_t, ToldRun>));
 }
 
 }  // namespace kvmill

@@ -1,19 +1,18 @@
-// What a node holds, by run: which blocks of which anchor, and how many of a run's first blocks.
+// What a node holds, by run: which blocks of which anchor, and the sketch of each run.
 //
-// The count of a run is the number of its first places that hold some block of it. Sequences that
-// part within a run share its anchor, so a place may hold several blocks, and the count is of all
-// of them together: it is the longest prefix when the blocks before each one are here, and
-// otherwise may be too high. That is a miss at who believes it, as a count that is out of date is.
+// Sequences that part within a run share its anchor, so a place may hold several blocks; the sketch
+// counts the first places that hold some block and says which ones (run_sketch.h).
 //
 // A block's anchor is found from the block before it (RunLink), so it may have to wait until that
 // is here; it is known for good then, whether or not the block before it stays. Blocks are known by
 // the hash of namespace and key.
 //
 // Every change is O(1), but that each block waits once at most. bytes() tells what it takes: some
-// 40 bytes a block and as many a run. Not thread-safe.
+// 40 bytes a block and 110 a run. Not thread-safe.
 #ifndef KVMILL_SERVICE_CLUSTER_HELD_TABLE_H_
 #define KVMILL_SERVICE_CLUSTER_HELD_TABLE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -24,6 +23,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
 #include "service/cluster/peers.h"
+#include "service/cluster/run_sketch.h"
 #include "storage/core/run_link.h"
 
 namespace kvmill {
@@ -39,8 +39,8 @@ class HeldTable {
   void Put(std::uint64_t key_hash, const RunLink& link, std::uint32_t entry);
   void Erase(std::uint64_t key_hash);
 
-  // 0: nothing, or not the first block.
-  std::uint8_t CountOf(std::uint64_t anchor_hash) const;
+  // A count of 0: nothing, or not the first block.
+  RunSketch SketchOf(std::uint64_t anchor_hash) const;
 
   struct Place {
     std::uint64_t anchor_hash = 0;
@@ -57,7 +57,7 @@ class HeldTable {
   // All blocks of the run that are here, those behind a gap included; in no particular order.
   std::vector<Block> BlocksOf(std::uint64_t anchor_hash) const;
 
-  // The counts that are not what they were when this was called last, each once.
+  // The sketches that are not what they were when this was called last, each once.
   std::vector<Announcement> TakeChanges();
 
   // To find what is not here any more: between BeginSweep and SweepSome, Put is called for all that
@@ -92,11 +92,17 @@ class HeldTable {
 
   // A run, or the blocks that wait for one block.
   struct Group {
-    std::uint64_t hash = 0;    // Of the anchor, or of what they wait for.
-    Index first = kNone;       // Of nodes_; of groups that are not in use.
-    std::uint32_t places = 0;  // Of a run, bit i: some block has place i.
+    std::uint64_t hash = 0;  // Of the anchor, or of what they wait for.
+    Index first = kNone;     // Of nodes_; of groups that are not in use.
+    // Of a run only.
+    std::uint32_t blocks = 0;
+    std::uint64_t sum = 0;      // As RunSketch::sum.
+    std::uint32_t places = 0;   // Bit i: some block has place i;
+    std::uint32_t several = 0;  //   more than one has.
+    // Of each place the exclusive or of the tags of its blocks.
+    std::array<std::uint16_t, kRunBlocks> tags{};
   };
-  static_assert(sizeof(Group) == 16);
+  static_assert(sizeof(Group) == 96);
 
   // Tables of indexes, found by the hash of what the index stands for.
   struct HashOfItem {
@@ -129,7 +135,11 @@ class HeldTable {
   void EnterRun(Index node, std::uint64_t anchor_hash);
   // Puts those that wait for `node`, which is in a run, there, too; and those that wait for them.
   void Release(Index node);
-  void SetPlaces(Index run, std::uint32_t places);
+  // Before a run's blocks change.
+  void Note(const Group& run);
+  // Adds the block to what the run sums up, or takes it out.
+  static void Sum(Group* run, const Node& block);
+  static RunSketch SketchOf(const Group& run);
 
   std::deque<Node> nodes_;
   std::deque<Group> groups_;
@@ -139,8 +149,13 @@ class HeldTable {
   std::size_t waiting_count_ = 0;
   // Blocks of a place beyond the first one, where there are any: by run's index and place.
   absl::flat_hash_map<std::uint64_t, std::uint32_t> more_;
-  // Of runs whose count changed: the one that was told.
-  absl::flat_hash_map<std::uint64_t, std::uint8_t> told_;
+  // Of runs that changed: what was told, as far as it tells one from another.
+  struct ToldRun {
+    std::uint8_t count = 0;
+    std::uint32_t blocks = 0;
+    std::uint64_t sum = 0;
+  };
+  absl::flat_hash_map<std::uint64_t, ToldRun> told_;
   bool seen_ = false;
 };
 

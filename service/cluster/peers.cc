@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/cord.h"
 #include "storage/core/checksum.h"
@@ -31,31 +32,32 @@ bool IsReplaced(const absl::Status& status) {
 
 std::uint32_t AllOf(const RunQuery& query) { return LowBits(query.keys.size()); }
 
-std::uint32_t CoveredBy(std::uint8_t count, const RunQuery& query) {
-  if (count <= query.first) return 0;
-  return LowBits(std::min<std::size_t>(count - query.first, query.keys.size()));
-}
-
 bool ValidAnswer(const std::vector<RunQuery>& queries, const std::vector<RunAnswer>& answers) {
   if (answers.size() != queries.size()) return false;
   for (std::size_t i = 0; i < answers.size(); ++i) {
-    if ((answers[i].present & ~AllOf(queries[i])) != 0) return false;
+    const std::uint32_t none = ~AllOf(queries[i]);
+    if ((answers[i].present & none) != 0) return false;
     if (answers[i].pointers.size() > kPointersMax) return false;
     for (const Pointer& pointer : answers[i].pointers) {
-      if (pointer.count == 0 || pointer.count > kRunBlocks) return false;
+      if (((pointer.blocks | pointer.perhaps) & none) != 0) return false;
+      if ((pointer.blocks & pointer.perhaps) != 0) return false;
     }
   }
   return true;
 }
 
-bool ValidRuns(const std::vector<std::uint64_t>& anchor_hashes, const std::vector<HeldRun>& runs) {
-  absl::flat_hash_set<std::uint64_t> asked(anchor_hashes.begin(), anchor_hashes.end());
+bool ValidRuns(const std::vector<RunList>& lists, const std::vector<HeldRun>& runs) {
+  absl::flat_hash_map<std::uint64_t, std::uint32_t> asked;
+  for (const RunList& list : lists) asked[list.anchor_hash] = list.skip;
   return std::all_of(runs.begin(), runs.end(), [&](const HeldRun& run) {
     const RunKeys& blocks = run.blocks;
-    if (asked.erase(run.anchor_hash) == 0 || blocks.anchor.empty()) return false;
+    const auto list = asked.extract(run.anchor_hash);
+    if (list.empty() || blocks.anchor.empty()) return false;
     if (AnchorHash(run.fingerprint, blocks.anchor) != run.anchor_hash) return false;
-    if (blocks.keys.empty() || blocks.keys.size() > kListKeysMax) return false;
     if (blocks.places.size() != blocks.keys.size() || run.bytes < blocks.keys.size()) return false;
+    // A page of nothing would be asked for without end.
+    if (blocks.keys.empty()) return list.mapped() > 0 && !run.more;
+    if (blocks.keys.size() > kListKeysMax) return false;
     if (!std::is_sorted(blocks.places.begin(), blocks.places.end())) return false;
     absl::flat_hash_set<absl::string_view> keys;
     for (const BlockKey& key : blocks.keys) keys.insert(key.view());
@@ -64,13 +66,15 @@ bool ValidRuns(const std::vector<std::uint64_t>& anchor_hashes, const std::vecto
   });
 }
 
-std::uint64_t DigestWord(const Announcement& announcement) {
-  if (announcement.count == 0) return 0;
-  std::array<std::byte, sizeof(std::uint64_t) + 1> bytes;
-  for (std::size_t i = 0; i < sizeof(std::uint64_t); ++i) {
-    bytes[i] = static_cast<std::byte>(announcement.anchor_hash >> (8 * i));
+std::uint64_t DigestWord(std::uint64_t anchor_hash, std::uint8_t count, std::uint64_t sum) {
+  if (count == 0) return 0;
+  constexpr std::size_t kWord = sizeof(std::uint64_t);
+  std::array<std::byte, 2 * kWord + 1> bytes;
+  for (std::size_t i = 0; i < kWord; ++i) {
+    bytes[i] = static_cast<std::byte>(anchor_hash >> (8 * i));
+    bytes[kWord + i] = static_cast<std::byte>(sum >> (8 * i));
   }
-  bytes.back() = static_cast<std::byte>(announcement.count);
+  bytes.back() = static_cast<std::byte>(count);
   return Checksum(absl::MakeConstSpan(bytes));
 }
 

@@ -25,6 +25,7 @@
 #include "absl/strings/string_view.h"
 #include "service/cluster/anchor.h"
 #include "service/cluster/member.h"
+#include "service/cluster/run_sketch.h"
 
 namespace kvmill {
 
@@ -34,7 +35,7 @@ absl::Status ReplacedError(absl::string_view message);
 bool IsReplaced(const absl::Status& status);
 
 inline constexpr std::size_t kQueryRunsMax = 64;        // Of one Locate.
-inline constexpr std::size_t kPointersMax = 4;          // Of one anchor.
+inline constexpr std::size_t kPointersMax = 16;         // Of one run's answer.
 inline constexpr std::size_t kAnnouncementsMax = 1024;  // Of one Announce.
 
 // Blocks of one run that someone wants.
@@ -52,11 +53,12 @@ struct RunKeys {
   std::vector<std::uint8_t> places;  // In the run, of each key. Empty when the anchor is.
 };
 
-// `holder` had the first `count` blocks of the anchor's run when it said so.
+// `holder` had blocks of a run when it said so. Bits are of the query's keys.
 struct Pointer {
-  std::string holder;       // Member::id
-  std::string incarnation;  // Member::incarnation
-  std::uint8_t count = 0;   // 1 to kRunBlocks.
+  std::string holder;         // Member::id
+  std::string incarnation;    // Member::incarnation
+  std::uint32_t blocks = 0;   // It has these.
+  std::uint32_t perhaps = 0;  // It has several in each of these places: only itself can tell.
 
   friend bool operator==(const Pointer&, const Pointer&) = default;
 };
@@ -69,34 +71,41 @@ struct RunAnswer {
 // Whether it can be an answer to the queries: shapes and bounds, nothing more.
 bool ValidAnswer(const std::vector<RunQuery>& queries, const std::vector<RunAnswer>& answers);
 
-// Bits of a query's keys that the first `count` blocks of the run cover.
-std::uint32_t CoveredBy(std::uint8_t count, const RunQuery& query);
 // Bits of all its keys.
 std::uint32_t AllOf(const RunQuery& query);
 
-// "I have the first `count` blocks of this anchor's run"; 0: none any more.
+// "I have these blocks of this anchor's run"; a count of 0: none any more.
 struct Announcement {
   std::uint64_t anchor_hash = 0;  // AnchorHash: stands for namespace and anchor.
-  std::uint8_t count = 0;
+  RunSketch sketch;
 
   friend bool operator==(const Announcement&, const Announcement&) = default;
 };
 
 inline constexpr std::size_t kListRunsMax = 64;  // Of one ListRuns.
-// Of one run in its answer. Sequences that part within a run have several blocks at a place.
+// Of one run in its answer. Sequences that part within a run have several blocks at a place, so
+// there may be more: they are asked for with the next one.
 inline constexpr std::size_t kListKeysMax = 128;
+
+struct RunList {
+  std::uint64_t anchor_hash = 0;
+  std::uint32_t skip = 0;  // Blocks that were listed before.
+};
 
 // What a node has of one run, for somebody who wants to copy it.
 struct HeldRun {
   std::uint64_t anchor_hash = 0;
   Fingerprint fingerprint{};
-  RunKeys blocks;           // Those that it has, by place: up to kListKeysMax. The anchor is known.
+  // Those that it has, by place, and by hash within one: kListKeysMax at most, none when all were
+  // skipped. The anchor is known.
+  RunKeys blocks;
   std::uint64_t bytes = 0;  // All of them together, as they travel.
+  bool more = false;        // There are others behind them.
 };
 
-// Whether it can be the answer to ListRuns of these hashes: runs that were asked for, each once,
-// with keys and sizes that can be, the anchor where its hash says.
-bool ValidRuns(const std::vector<std::uint64_t>& anchor_hashes, const std::vector<HeldRun>& runs);
+// Whether it can be the answer to ListRuns of these: runs that were asked for, each once, with keys
+// and sizes that can be, the anchor where its hash says.
+bool ValidRuns(const std::vector<RunList>& lists, const std::vector<HeldRun>& runs);
 
 // Digests of what a holder told a home, one for each range of anchor hashes (their highest bits,
 // thus for a range of shards): two nodes that have the same digest believe the same. An empty range
@@ -108,7 +117,10 @@ constexpr std::size_t DigestOf(std::uint64_t anchor_hash) {
   return static_cast<std::size_t>(anchor_hash >> (64 - kDigestBits));
 }
 // What one announcement adds to, or takes from, its digest; 0 for a count of 0.
-std::uint64_t DigestWord(const Announcement& announcement);
+std::uint64_t DigestWord(std::uint64_t anchor_hash, std::uint8_t count, std::uint64_t sum);
+inline std::uint64_t DigestWord(const Announcement& said) {
+  return DigestWord(said.anchor_hash, said.sketch.count, said.sketch.sum);
+}
 
 class Peers {
  public:
@@ -136,13 +148,13 @@ class Peers {
 
   // What the peer has of up to kListRunsMax anchors, known by their hashes; those of which it has
   // nothing are left out.
-  virtual CallId ListRuns(const Member& member, std::vector<std::uint64_t> anchor_hashes,
+  virtual CallId ListRuns(const Member& member, std::vector<RunList> lists,
                           std::int64_t deadline_nanos, Done<std::vector<HeldRun>> done) = 0;
 
   // Asks a home to see to it that these runs live on without this node, which leaves: up to
   // kAnnouncementsMax. The answer comes at once and has one number a run: how many of its first
-  // blocks the home has, or knows another node to have that stays. It copies those that it lacks
-  // from here, and is asked again until it has them.
+  // places are safe at the home, or at another node that stays; as many as it has when all is. It
+  // copies those that it lacks from here, and is asked again until it has them.
   virtual CallId HandOver(const Member& member, std::vector<Announcement> announcements,
                           std::int64_t deadline_nanos, Done<std::vector<std::uint8_t>> done) = 0;
 

@@ -25,22 +25,33 @@ namespace kvmill {
 class PointerTable {
  public:
   struct Options {
-    std::size_t anchors_max = 1 << 20;  // About 100 bytes each with one holder.
+    std::size_t anchors_max = 1 << 20;  // About 180 bytes each with one holder.
     std::int64_t life_nanos = 600'000'000'000;
   };
+  static constexpr std::size_t kHoldersMax = 16;  // Of an anchor.
+  // Of an answer: those that surely have blocks. More are named only where none of these does.
+  static constexpr std::size_t kSureMax = 4;
   static constexpr std::int64_t kForgetNanos = 10'000'000'000;
 
   PointerTable(const Clock& clock, const Options& options) : clock_(clock), options_(options) {}
 
-  // `holder` says so. Of more than kPointersMax holders of an anchor those stay that have more
+  // `holder` says so. Of more than kHoldersMax holders of an anchor those stay that have more
   // blocks, or said so later. A count above kRunBlocks is not one, and ignored.
   void Announced(const Member& holder, const std::vector<Announcement>& announcements);
 
-  // Most blocks first, later ones first among equals.
-  std::vector<Pointer> Find(std::uint64_t anchor_hash) const;
+  // What a node was heard to have of a run.
+  struct Holder {
+    std::string id;           // Member::id
+    std::string incarnation;  // Member::incarnation
+    RunSketch sketch;
+  };
+  // Most places first, then most blocks, later ones first among equals.
+  std::vector<Holder> HoldersOf(std::uint64_t anchor_hash) const;
 
-  // The most blocks that anybody has; 0: nobody is known to have any.
-  std::uint8_t MostOf(std::uint64_t anchor_hash) const;
+  // Who has, or may have, blocks of the query that are among the bits `wanted`: best first, at most
+  // kPointersMax. Whose anchor is not known nobody has.
+  std::vector<Pointer> PointersTo(const Fingerprint& fingerprint, const RunQuery& query,
+                                  std::uint32_t wanted) const;
 
   // Forgets holders that are not in the view: they are gone, or another process.
   void Keep(const ClusterView& view);
@@ -56,18 +67,18 @@ class PointerTable {
   std::uint64_t AnchorAt(std::size_t place) const { return order_[place].second; }
 
  private:
-  struct Holder {
-    std::uint32_t number = 0;  // Of who, in holders_.
-    std::uint8_t count = 0;
+  struct Entry {
+    std::uint32_t number = 0;  // Of who, in names_.
     std::int64_t announced = 0;
+    RunSketch sketch;
   };
   struct Anchor {
-    std::vector<Holder> holders;  // 1 to kPointersMax.
-    std::int64_t announced = 0;   // Last.
+    std::vector<Entry> holders;  // 1 to kHoldersMax.
+    std::int64_t announced = 0;  // Last.
   };
 
   std::uint32_t NumberOf(const Member& holder);
-  bool Valid(std::uint64_t anchor_hash, const Holder& holder) const;
+  bool Valid(std::uint64_t anchor_hash, const Entry& holder) const;
   // Takes out the holders of an anchor for which `which` is true.
   template <typename Which>
   void Drop(std::uint64_t anchor_hash, Anchor* anchor, const Which& which);
@@ -86,7 +97,7 @@ class PointerTable {
     Digests digests = {};  // Of its pointers, but for those that were forgotten.
     std::array<std::int64_t, kDigests> forgotten = {};  // All that were announced until then.
   };
-  std::vector<Name> holders_;
+  std::vector<Name> names_;
 };
 
 // The pointers of an answer that has the blocks already: none when these are all.

@@ -64,7 +64,10 @@ void RemoteLookup::ListCandidates(Op* op, const std::string& hint, bool all_memb
     run->candidates.push_back(index);
   };
   for (OpRun& run : op->runs) {
-    if (hinted.has_value()) add(&run, *hinted);
+    if (hinted.has_value()) {
+      add(&run, *hinted);
+      if (run.at_once > 0) run.at_once = run.candidates.size();
+    }
     if (!run.query.anchor.empty()) {
       const auto homes = op->view->HomesOf(op->fingerprint, run.query.anchor);
       for (std::size_t rank = 0; rank < std::min(homes.size(), options_.copies + 2); ++rank) {
@@ -82,11 +85,12 @@ void RemoteLookup::Advance(Op* op, const std::vector<std::size_t>& runs, bool he
   for (const std::size_t i : runs) {
     OpRun& run = op->runs[i];
     if (Settled(*op, run)) continue;
-    while (run.next < run.candidates.size()) {
+    for (bool asked = false; run.next < run.candidates.size() && (run.at_once > 0 || !asked);) {
       const MemberIndex peer = run.candidates[run.next++];
+      if (run.at_once > 0) --run.at_once;
       if (asks.contains(peer) || health_.Admit(op->view->members()[peer])) {
         asks[peer].push_back(i);
-        break;
+        asked = true;
       }
     }
   }
@@ -150,7 +154,7 @@ void RemoteLookup::Answered(CallNumber number,
   for (std::size_t k = 0; k < call.runs.size(); ++k) {
     OpRun& run = op.runs[call.runs[k]];
     if (good) Take(op, &run, call.member, false, (*answers)[k]);
-    if (--run.open == 0) rest.push_back(call.runs[k]);
+    if (--run.open == 0 || run.at_once > 0) rest.push_back(call.runs[k]);
   }
   Advance(&op, rest, false);
   if (Finished(op)) Complete(op.id);
@@ -179,8 +183,27 @@ void RemoteLookup::Take(const Op& op, OpRun* run, const Member& from, bool self,
     const Member& holder = op.view->members()[*index];
     // Another process than the one that said so; or one that would not be asked.
     if (holder.incarnation != pointer.incarnation || health_.Paused(holder)) continue;
-    add(holder, false, false, CoveredBy(pointer.count, run->query));
+    add(holder, false, false, pointer.blocks);
   }
+  for (const Pointer& pointer : answer.pointers) {
+    const std::optional<MemberIndex> index = op.view->IndexOf(pointer.holder);
+    const std::uint32_t open = op.everybody ? ~std::uint32_t{0} : ~run->found.covered;
+    if ((pointer.perhaps & open) == 0 || !index.has_value()) continue;
+    if (op.view->members()[*index].incarnation != pointer.incarnation) continue;
+    if (pointer.holder != options_.self_id) AskSoon(run, *index);
+  }
+}
+
+void RemoteLookup::AskSoon(OpRun* run, MemberIndex peer) {
+  std::vector<MemberIndex>& all = run->candidates;
+  const auto known = std::find(all.begin(), all.end(), peer);
+  const auto soon = static_cast<std::ptrdiff_t>(run->next + run->at_once);
+  if (known != all.end()) {
+    if (known - all.begin() < soon) return;
+    all.erase(known);
+  }
+  all.insert(all.begin() + soon, peer);
+  ++run->at_once;
 }
 
 // Whether there is a reason to ask nobody else.

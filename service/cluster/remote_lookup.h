@@ -7,6 +7,10 @@
 // the answer leaves blocks open, when the call failed, and, without giving up on it, when it takes
 // longer than that node used to (a hedge). Nodes that PeerHealth has paused are passed over.
 //
+// A home may know of nodes that have something of a run and not whether it is what is looked for
+// (Pointer::perhaps). Those are asked next, all at once: a second round trip, of runs in which
+// sequences part.
+//
 // An answer is what somebody said: it is good for choosing where to pull from, and only bytes that
 // were verified count (remote_fetch.h). Lives on the loop.
 #ifndef KVMILL_SERVICE_CLUSTER_REMOTE_LOOKUP_H_
@@ -107,8 +111,9 @@ class RemoteLookup {
     RunQuery query;
     Run found;
     std::vector<MemberIndex> candidates;
-    std::size_t next = 0;  // Candidate.
-    std::size_t open = 0;  // Calls that will tell.
+    std::size_t next = 0;     // Candidate.
+    std::size_t at_once = 0;  // Of them, those from `next` on that are asked together.
+    std::size_t open = 0;     // Calls that will tell.
   };
   struct Op {
     OpId id = 0;
@@ -128,6 +133,8 @@ class RemoteLookup {
   void Hedge(CallNumber number);
   void Answered(CallNumber number, const absl::StatusOr<std::vector<RunAnswer>>& answers);
   void Take(const Op& op, OpRun* run, const Member& from, bool self, const RunAnswer& answer);
+  // Has a node asked next, unless it was already.
+  static void AskSoon(OpRun* run, MemberIndex peer);
   static bool Settled(const Op& op, const OpRun& run);
   bool Finished(const Op& op) const;
   void Complete(OpId id);

@@ -4,6 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/hash/hash.h"
+
 namespace kvmill {
 
 namespace {
@@ -13,11 +15,22 @@ namespace {
 constexpr std::size_t kUrgentPopsMax = 1024, kUrgentPopsMin = 2 * kListRunsMax, kPopsMax = 256;
 constexpr std::int64_t kFullNanos = 1'000'000'000;
 
-// How many of the first blocks of a run are among them.
-std::size_t LeadingOf(const RunKeys& blocks) {
-  std::size_t count = 0;
-  for (const std::uint8_t place : blocks.places) count += place == count;
-  return count;
+// Of blocks of a run here and at another node. Another pair of sums is another word, but by chance.
+std::uint64_t CompareWord(std::uint64_t anchor_hash, std::uint64_t held_sum, std::uint64_t sum) {
+  return absl::HashOf(anchor_hash, held_sum, sum);
+}
+
+// Remembers a word until then, of kMax at most.
+void Remember(std::uint64_t word, std::int64_t until, std::size_t max,
+              absl::flat_hash_map<std::uint64_t, std::int64_t>* words,
+              std::deque<std::pair<std::int64_t, std::uint64_t>>* order) {
+  (*words)[word] = until;
+  order->emplace_back(until, word);
+  if (order->size() <= max) return;
+  const auto [oldest, first] = order->front();
+  order->pop_front();
+  const auto found = words->find(first);
+  if (found != words->end() && found->second == oldest) words->erase(found);
 }
 
 }  // namespace
@@ -76,14 +89,26 @@ void Replicator::Announced(const std::vector<Announcement>& announcements) {
 void Replicator::Hot(std::uint64_t anchor_hash) { Add(anchor_hash, Reason::kHot); }
 
 void Replicator::Evicted(std::uint64_t anchor_hash) {
-  const std::int64_t until = loop_.clock().MonotonicNanos() + options_.rest_nanos;
-  resting_[anchor_hash] = until;
-  resting_order_.emplace_back(until, anchor_hash);
-  if (resting_order_.size() <= kRestingMax) return;
-  const auto [oldest, hash] = resting_order_.front();
-  resting_order_.pop_front();
-  const auto found = resting_.find(hash);
-  if (found != resting_.end() && found->second == oldest) resting_.erase(found);
+  Remember(anchor_hash, loop_.clock().MonotonicNanos() + options_.rest_nanos, kRestingMax,
+           &resting_, &resting_order_);
+}
+
+void Replicator::Compared(std::uint64_t anchor_hash, std::uint64_t sum) {
+  Remember(CompareWord(anchor_hash, options_.held(anchor_hash).sum, sum),
+           loop_.clock().MonotonicNanos() + options_.rest_nanos, kRestingMax, &compared_,
+           &compared_order_);
+}
+
+bool Replicator::Lacks(std::uint64_t anchor_hash, const RunSketch& held,
+                       const RunSketch& theirs) const {
+  const Holds all = HoldsAll(held, theirs);
+  if (all != Holds::kPerhaps) return all == Holds::kNo;
+  const auto compared = compared_.find(CompareWord(anchor_hash, held.sum, theirs.sum));
+  if (compared == compared_.end()) return true;
+  // What was here then may have been evicted since.
+  const auto resting = resting_.find(anchor_hash);
+  if (resting != resting_.end() && resting->second >= compared->second) return true;
+  return compared->second <= loop_.clock().MonotonicNanos();
 }
 
 std::vector<std::uint8_t> Replicator::HandedOver(const Member& from,
@@ -95,42 +120,61 @@ std::vector<std::uint8_t> Replicator::HandedOver(const Member& from,
   leaving_[from.id] = from.incarnation;
   const Leaver leaver = LeaverOf(from);
   for (const Announcement& said : announcements) {
-    std::uint8_t count = stays ? options_.held(said.anchor_hash) : std::uint8_t{0};
-    for (const Pointer& pointer : pointers_.Find(said.anchor_hash)) {
-      // What this node said to itself may be out of date.
-      if (pointer.holder == from.id || pointer.holder == options_.self_id) continue;
-      if (Stays(pointer)) count = std::max(count, pointer.count);
+    // How many places of it are safe with who has `theirs`.
+    const auto safe = [&said](const RunSketch& theirs, bool all) -> std::uint8_t {
+      if (all) return said.sketch.count;
+      return std::min(CommonPlaces(theirs, said.sketch),
+                      static_cast<std::uint8_t>(said.sketch.count - 1));
+    };
+    std::uint8_t count = 0;
+    if (said.sketch.count > 0 && stays) {
+      const RunSketch held = options_.held(said.anchor_hash);
+      count = safe(held, !Lacks(said.anchor_hash, held, said.sketch));
     }
-    if (stays && count < said.count) Add(said.anchor_hash, Reason::kHandedOver, leaver);
+    for (const PointerTable::Holder& holder : pointers_.HoldersOf(said.anchor_hash)) {
+      // What this node said to itself may be out of date.
+      if (holder.id == from.id || holder.id == options_.self_id || !Stays(holder)) continue;
+      if (said.sketch.count == 0) continue;
+      const bool all = HoldsAll(holder.sketch, said.sketch) == Holds::kYes;
+      count = std::max(count, safe(holder.sketch, all));
+    }
+    if (stays && count < said.sketch.count) Add(said.anchor_hash, Reason::kHandedOver, leaver);
     counts.push_back(count);
   }
   return counts;
 }
 
-bool Replicator::Stays(const Pointer& pointer) const {
+bool Replicator::Stays(const PointerTable::Holder& holder) const {
   if (view_ == nullptr) return false;
-  const auto leaving = leaving_.find(pointer.holder);
-  if (leaving != leaving_.end() && leaving->second == pointer.incarnation) return false;
-  const auto index = view_->IndexOf(pointer.holder);
+  const auto leaving = leaving_.find(holder.id);
+  if (leaving != leaving_.end() && leaving->second == holder.incarnation) return false;
+  const auto index = view_->IndexOf(holder.id);
   return index.has_value() && *index < view_->serving_count() &&
-         view_->members()[*index].incarnation == pointer.incarnation;
+         view_->members()[*index].incarnation == holder.incarnation;
 }
 
-// As a home: of the first R always, as the one of rank R when nobody outside of them has as much.
-bool Replicator::Keeps(std::uint64_t anchor_hash, const std::vector<Pointer>& pointers) const {
+// As a home: of the first R always; as the one of rank R when one of those has what nobody outside
+// of them is known to have all of.
+bool Replicator::Keeps(std::uint64_t anchor_hash,
+                       const std::vector<PointerTable::Holder>& holders) const {
   const auto ranking = view_->table().Ranking(view_->table().ShardOf(anchor_hash));
   std::size_t rank = 0;
   while (rank < ranking.size() && view_->members()[ranking[rank]].id != options_.self_id) ++rank;
   if (rank >= ranking.size()) return false;
   if (rank != options_.copies || rank == 0) return rank < options_.copies;
   const auto first = ranking.subspan(0, options_.copies);
-  return std::none_of(pointers.begin(), pointers.end(), [&](const Pointer& pointer) {
-    // The pointers that are known of begin with who has the most.
-    if (pointer.count < pointers.front().count || !Stays(pointer)) return false;
-    return pointer.holder != options_.self_id &&
-           std::none_of(first.begin(), first.end(), [&](MemberIndex index) {
-             return view_->members()[index].id == pointer.holder;
-           });
+  const auto among_first = [&](const PointerTable::Holder& holder) {
+    return std::any_of(first.begin(), first.end(),
+                       [&](MemberIndex index) { return view_->members()[index].id == holder.id; });
+  };
+  const auto has_all_outside = [&](const RunSketch& sketch) {
+    return std::any_of(holders.begin(), holders.end(), [&](const PointerTable::Holder& holder) {
+      return holder.id != options_.self_id && Stays(holder) && !among_first(holder) &&
+             HoldsAll(holder.sketch, sketch) == Holds::kYes;
+    });
+  };
+  return std::any_of(holders.begin(), holders.end(), [&](const PointerTable::Holder& holder) {
+    return holder.id != options_.self_id && !has_all_outside(holder.sketch);
   });
 }
 
@@ -139,23 +183,31 @@ bool Replicator::Busy(const Member& member) const {
                      [&](const auto& job) { return job.second.source.id == member.id; });
 }
 
-Replicator::Source Replicator::SourceOf(std::uint64_t anchor_hash, Reason reason) const {
+Replicator::Source Replicator::SourceOf(std::uint64_t anchor_hash, const Item& item) const {
   Source source;
-  const std::uint8_t held = options_.held(anchor_hash);
-  if (view_ == nullptr || pointers_.MostOf(anchor_hash) <= held) return source;
-  const std::vector<Pointer> pointers = pointers_.Find(anchor_hash);
-  if (reason == Reason::kHome && !Keeps(anchor_hash, pointers)) return source;
-  if (reason != Reason::kHandedOver) {
+  if (view_ == nullptr) return source;
+  const RunSketch held = options_.held(anchor_hash);
+  std::vector<PointerTable::Holder> holders = pointers_.HoldersOf(anchor_hash);
+  const auto lacks = [&](const PointerTable::Holder& holder) {
+    return holder.id != options_.self_id && Lacks(anchor_hash, held, holder.sketch);
+  };
+  if (std::none_of(holders.begin(), holders.end(), lacks)) return source;
+  if (item.reason == Reason::kHome && !Keeps(anchor_hash, holders)) return source;
+  if (item.reason != Reason::kHandedOver) {
     const auto resting = resting_.find(anchor_hash);
     if (resting != resting_.end() && loop_.clock().MonotonicNanos() < resting->second) {
       return source;
     }
   }
-  for (const Pointer& pointer : pointers) {
-    const auto index = view_->IndexOf(pointer.holder);
-    if (!index.has_value() || pointer.holder == options_.self_id || pointer.count <= held) continue;
+  // Whoever's list was begun goes on; when it was ended the others have their turn.
+  std::stable_partition(holders.begin(), holders.end(), [&](const PointerTable::Holder& holder) {
+    return (holder.sketch.sum == item.sum) == (item.skip > 0);
+  });
+  for (const PointerTable::Holder& holder : holders) {
+    const auto index = view_->IndexOf(holder.id);
+    if (!index.has_value() || !lacks(holder)) continue;
     const Member& member = view_->members()[*index];
-    if (member.incarnation != pointer.incarnation) continue;
+    if (member.incarnation != holder.incarnation) continue;
     if (!Busy(member) && !health_.Paused(member)) return {false, *index};
     source.later = true;
   }
@@ -177,7 +229,7 @@ bool Replicator::Add(std::uint64_t anchor_hash, Reason reason, Leaver leaver) {
     if ((first || other) && item.serial != 0) Push(anchor_hash);
     return true;
   }
-  const Source source = SourceOf(anchor_hash, reason);
+  const Source source = SourceOf(anchor_hash, {.reason = reason});
   if (!source.member.has_value() && !source.later) return false;
   const bool own_room = leaver != 0 && urgent_[leaver].size() < kLeaverMin;
   if (items_.size() >= (reason == Reason::kHandedOver ? 2 : 1) * kQueueMax && !own_room) {
@@ -248,7 +300,7 @@ bool Replicator::StartJobs(Queue* queue, std::size_t pops, bool ordered) {
     const auto item = items_.find(place.anchor_hash);
     if (item == items_.end() || item->second.serial != place.serial) continue;  // Stale.
     --pops;
-    const Source source = SourceOf(place.anchor_hash, item->second.reason);
+    const Source source = SourceOf(place.anchor_hash, item->second);
     if (source.member.has_value()) {
       of[*source.member].push_back(place);
     } else if (source.later) {
@@ -282,17 +334,39 @@ void Replicator::StartJob(const Member& source, std::vector<std::uint64_t> hashe
   const JobId id = next_job_++;
   Job& job = jobs_[id];
   job.source = source;
-  job.hashes = hashes;
+  std::vector<RunList> lists;
+  for (const std::uint64_t hash : hashes) {
+    const std::vector<PointerTable::Holder> holders = pointers_.HoldersOf(hash);
+    const PointerTable::Holder* holder = HolderIn(holders, source);
+    const std::uint64_t sum = holder == nullptr ? 0 : holder->sketch.sum;
+    Item& item = items_.at(hash);
+    // Nodes with the same blocks list them in the same order.
+    if (sum != item.sum) item.skip = 0;
+    if (item.skip == 0) item.missed = false;
+    item.sum = sum;
+    lists.push_back({hash, item.skip});
+  }
+  job.lists = lists;
+  job.hashes = std::move(hashes);
   job.call = peers_.ListRuns(
-      source, std::move(hashes), loop_.clock().MonotonicNanos() + options_.list_nanos,
+      source, std::move(lists), loop_.clock().MonotonicNanos() + options_.list_nanos,
       [this, id](const absl::StatusOr<std::vector<HeldRun>>& runs) { Listed(id, runs); });
+}
+
+const PointerTable::Holder* Replicator::HolderIn(const std::vector<PointerTable::Holder>& holders,
+                                                 const Member& member) const {
+  const auto found =
+      std::find_if(holders.begin(), holders.end(), [&](const PointerTable::Holder& holder) {
+        return holder.id == member.id && holder.incarnation == member.incarnation;
+      });
+  return found == holders.end() ? nullptr : &*found;
 }
 
 void Replicator::Listed(JobId id, const absl::StatusOr<std::vector<HeldRun>>& runs) {
   Job& job = jobs_.at(id);
   job.call = 0;
   if (!runs.ok()) return EndJob(id, PeerHealth::Fault::kFailed);
-  if (!ValidRuns(job.hashes, *runs)) return EndJob(id, PeerHealth::Fault::kLied);
+  if (!ValidRuns(job.lists, *runs)) return EndJob(id, PeerHealth::Fault::kLied);
   health_.Succeeded(job.source);
   job.runs.assign(runs->rbegin(), runs->rend());
   const std::vector<std::uint64_t> asked = job.hashes;
@@ -317,8 +391,9 @@ void Replicator::Advance(JobId id) {
     const HeldRun& run = job.runs.back();
     const RunKeys& has = run.blocks;
     // As the peer says, within reason: it cannot have the limit passed by, or stopped for long.
+    const std::uint64_t said = run.bytes / std::max<std::size_t>(has.keys.size(), 1);
     const std::uint64_t block =
-        std::max(std::min(run.bytes / has.keys.size(), options_.call_bytes), block_bytes_);
+        std::max({std::uint64_t{1}, block_bytes_, std::min(said, options_.call_bytes)});
     const std::uint64_t most =
         std::clamp<std::uint64_t>(options_.call_bytes / block, 1, kRunBlocks);
     RunKeys wanted{.anchor = has.anchor, .keys = {}, .places = {}};
@@ -329,16 +404,7 @@ void Replicator::Advance(JobId id) {
       wanted.places.push_back(has.places[next]);
     }
     if (wanted.keys.empty()) {
-      // Somebody else may have more, and was busy.
-      const std::uint64_t hash = run.anchor_hash;
-      const Item item = items_.at(hash);
-      const bool more = LeadingOf(has) < pointers_.MostOf(hash);
-      Done(&job, hash);
-      if (more && item.tries + 1u < kTriesMax && Add(hash, item.reason, item.leaver)) {
-        items_.at(hash).tries = static_cast<std::uint8_t>(item.tries + 1);
-      }
-      job.runs.pop_back();
-      job.next = 0;
+      Looked(&job);
       continue;
     }
     job.waits = !limit_.Ready();
@@ -355,6 +421,52 @@ void Replicator::Advance(JobId id) {
     return;
   }
   EndJob(id, std::nullopt);
+}
+
+void Replicator::Looked(Job* job) {
+  const HeldRun run = std::move(job->runs.back());
+  job->runs.pop_back();
+  job->next = 0;
+  const std::uint64_t hash = run.anchor_hash;
+  Item& known = items_.at(hash);
+  known.missed |=
+      std::any_of(run.blocks.keys.begin(), run.blocks.keys.end(),
+                  [&](const BlockKey& key) { return options_.bytes(run.fingerprint, key) == 0; });
+  const std::vector<PointerTable::Holder> holders = pointers_.HoldersOf(hash);
+  const PointerTable::Holder* const from = HolderIn(holders, job->source);
+  // Some more may have come since it was announced; a list without an end is not gone through.
+  const bool goes_on =
+      run.more && from != nullptr && known.skip / 2 <= from->sketch.blocks + kListKeysMax;
+  if (goes_on) {
+    known.skip += static_cast<std::uint32_t>(run.blocks.keys.size());
+    std::erase(job->hashes, hash);
+    return Push(hash);
+  }
+  known.missed |= run.more;
+  const Item item = known;
+  Done(job, hash);
+  // Not when the list changed while it was gone through.
+  if (from != nullptr && from->sketch.sum == item.sum && !item.missed) Compared(hash, item.sum);
+  // Somebody else may have more, and was busy. What came just now is known here a moment later.
+  RunSketch listed;
+  for (std::size_t i = 0; i < run.blocks.keys.size() && run.blocks.places[i] <= listed.count; ++i) {
+    const std::size_t place = run.blocks.places[i];
+    const bool several = place < listed.count;
+    listed.tags[place] =
+        several ? RunSketch::kSeveral : TagOf(KeyHash(run.fingerprint, run.blocks.keys[i]));
+    listed.count = static_cast<std::uint8_t>(place + 1);
+  }
+  const RunSketch held = options_.held(hash);
+  const bool more =
+      std::any_of(holders.begin(), holders.end(), [&](const PointerTable::Holder& holder) {
+        return holder.sketch.sum != item.sum && holder.id != options_.self_id &&
+               (item.skip > 0 || HoldsAll(listed, holder.sketch) != Holds::kYes) &&
+               Lacks(hash, held, holder.sketch);
+      });
+  if (more && item.tries + 1u < kTriesMax && Add(hash, item.reason, item.leaver)) {
+    items_.at(hash).tries = static_cast<std::uint8_t>(item.tries + 1);
+    items_.at(hash).sum = item.sum;
+  }
 }
 
 void Replicator::SetRate(std::uint64_t bytes_per_second) {

@@ -14,6 +14,10 @@
 // Each node that leaves has a queue of its own, and is served in turn with the others: one that is
 // slow, or does not answer, keeps waiting only for itself.
 //
+// Whether another node has blocks that are missing here is told by sketches (RunSketch). Where they
+// cannot tell, because sequences part within the run, the other's blocks are listed and compared
+// one by one; that nothing was missing then is remembered for a while.
+//
 // A run that was evicted here is left alone for a while, or a full node would copy all day what it
 // has no room for. Nothing here verifies blocks: Peers::Pull does. Lives on the loop.
 #ifndef KVMILL_SERVICE_CLUSTER_REPLICATOR_H_
@@ -46,7 +50,8 @@ class Replicator {
   static constexpr std::size_t kLeaverMin = 1024;      // For each that leaves, however many wait.
   static constexpr std::size_t kSweepSlice = 4096;     // Anchors that a tick looks at.
   static constexpr std::size_t kTriesMax = 8;          // Of a run, before it waits for a sweep.
-  static constexpr std::size_t kRestingMax = 1 << 16;  // Evicted runs that are remembered.
+  static constexpr std::size_t kRestingMax = 1 << 16;  // Evicted runs that are remembered,
+                                                       //   and as many comparisons.
 
   struct Options {
     std::string self_id;
@@ -59,8 +64,8 @@ class Replicator {
     std::int64_t list_nanos = 1'000'000'000;
     std::int64_t pull_nanos = 10'000'000'000;
     std::int64_t rest_nanos = 600'000'000'000;  // After an eviction.
-    // How many of the first blocks of a run are here.
-    std::function<std::uint8_t(std::uint64_t anchor_hash)> held;
+    // What is here of a run.
+    std::function<RunSketch(std::uint64_t anchor_hash)> held;
     // Bytes of a block that is here, whole, as they travelled; 0: it is not.
     std::function<std::uint64_t(const Fingerprint&, const BlockKey&)> bytes;
   };
@@ -109,6 +114,9 @@ class Replicator {
     std::uint8_t tries = 0;
     bool moved = false;        // To the queue of another leaver than the first one.
     Leaver leaver = 0;         // Who hands it over.
+    std::uint64_t sum = 0;     // RunSketch::sum of whom it is, or was last, copied from.
+    std::uint32_t skip = 0;    // Blocks that were listed of it before,
+    bool missed = false;       //   and some of them did not come.
     std::uint64_t serial = 0;  // Of its place in a queue; 0: it is in a job.
   };
   // Runs that wait. A place whose serial is not the item's is stale, and passed over.
@@ -124,7 +132,8 @@ class Replicator {
   using JobId = std::uint64_t;
   struct Job {
     Member source;
-    std::vector<std::uint64_t> hashes;  // Those that are not done.
+    std::vector<RunList> lists;         // What was asked for.
+    std::vector<std::uint64_t> hashes;  // Of it, what is not done.
     std::vector<HeldRun> runs;          // As listed, the next one last.
     std::size_t next = 0;               // Block of that run.
     std::vector<BlockKey> pulled;       // By the call that is out.
@@ -136,10 +145,17 @@ class Replicator {
   void Tick();
   void Sweep();
   bool Add(std::uint64_t anchor_hash, Reason reason, Leaver leaver = 0);
-  bool Keeps(std::uint64_t anchor_hash, const std::vector<Pointer>& pointers) const;
-  Source SourceOf(std::uint64_t anchor_hash, Reason reason) const;
+  bool Keeps(std::uint64_t anchor_hash, const std::vector<PointerTable::Holder>& holders) const;
+  // Whether `theirs` has blocks that are missing in `held`, what is here; or may have, and it was
+  // not compared lately.
+  bool Lacks(std::uint64_t anchor_hash, const RunSketch& held, const RunSketch& theirs) const;
+  // All that the holder of `sum` listed is here.
+  void Compared(std::uint64_t anchor_hash, std::uint64_t sum);
+  Source SourceOf(std::uint64_t anchor_hash, const Item& item) const;
   bool Busy(const Member& member) const;
-  bool Stays(const Pointer& pointer) const;
+  bool Stays(const PointerTable::Holder& holder) const;
+  const PointerTable::Holder* HolderIn(const std::vector<PointerTable::Holder>& holders,
+                                       const Member& member) const;
 
   Leaver LeaverOf(const Member& member);
   // Gives a run its place, at the end of its queue.
@@ -148,6 +164,8 @@ class Replicator {
   // Whether one was.
   bool StartJobs(Queue* queue, std::size_t pops, bool ordered);
   void StartJob(const Member& source, std::vector<std::uint64_t> hashes);
+  // All of a run that its source listed was looked at.
+  void Looked(Job* job);
   void Listed(JobId id, const absl::StatusOr<std::vector<HeldRun>>& runs);
   void Advance(JobId id);
   void Pulled(JobId id, const absl::StatusOr<std::vector<absl::Status>>& statuses);
@@ -181,6 +199,9 @@ class Replicator {
   std::int64_t next_sweep_ = 0;
   absl::flat_hash_map<std::uint64_t, std::int64_t> resting_;  // Until when.
   std::deque<std::pair<std::int64_t, std::uint64_t>> resting_order_;
+  // Until when: of what CompareWord stands for.
+  absl::flat_hash_map<std::uint64_t, std::int64_t> compared_;
+  std::deque<std::pair<std::int64_t, std::uint64_t>> compared_order_;
   std::int64_t full_until_ = 0;    // There was no room.
   std::uint64_t block_bytes_ = 0;  // Of the last block that came.
   Stats stats_;

@@ -53,7 +53,7 @@ class Homes final : public v1::Peer::CallbackService {
       v1::PeerPointer* pointer = reply->add_runs()->add_pointers();
       pointer->set_holder("n0");
       pointer->set_incarnation(request->incarnation());
-      pointer->set_count(kRunBlocks);
+      pointer->set_blocks(~std::uint32_t{0});
     }
     grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
     reactor->Finish(grpc::Status::OK);

@@ -111,7 +111,7 @@ class ScriptedPeers : public Peers {
         },
         done);
   }
-  CallId ListRuns(const Member& member, std::vector<std::uint64_t>, std::int64_t deadline,
+  CallId ListRuns(const Member& member, std::vector<RunList>, std::int64_t deadline,
                   Done<std::vector<HeldRun>> done) override {
     return Answer(
         scripts[member.id], deadline, [done] { done(std::vector<HeldRun>()); },

@@ -10,6 +10,7 @@
 #include "service/cluster/announcer.h"
 #include "service/cluster/pointer_table.h"
 #include "tests/cluster/fetch_path_fixture.h"
+#include "tests/cluster/sketches.h"
 
 namespace kvmill {
 namespace {
@@ -56,7 +57,7 @@ TEST_F(FetchPathTest, TheHintIsAskedFirstAndHomesForTheRest) {
   Give("node-3", absl::MakeConstSpan(keys).first(32));
   const std::string home = HomeOf(keys[32], 0);
   peers_.scripts[home].knows[AnchorHash(Fingerprint{}, keys[32])] = {
-      {"node-4", "first life", 5}, {"node-5", "another life", 8}, {"stranger", "", 8}};
+      {"node-4", "first life", 0x1f}, {"node-5", "another life", 0xff}, {"stranger", "", 0xff}};
   Look(keys, "node-3");
   Run(10 * kSimMs);
   ASSERT_TRUE(found_.has_value());
@@ -110,7 +111,7 @@ TEST_F(FetchPathTest, EverybodyIsAskedWhenPeopleWantToKnow) {
   local_.present = 0x7;
   Give(next, keys);
   peers_.scripts[home].knows[AnchorHash(Fingerprint{}, keys[0])] = {
-      {Node(other).id, "first life", 3}};
+      {Node(other).id, "first life", 0x7}};
   std::vector<RemoteLookup::Source> sources;
   lookup_.Start({.runs = Queries(keys),
                  .everybody = true,
@@ -155,12 +156,13 @@ TEST_F(FetchPathTest, AnswersThatCannotBeAreNotBelieved) {
   EXPECT_EQ(health_.paused_count(), 1u);
 
   const std::vector<RunQuery> queries = Queries(keys);
-  EXPECT_TRUE(ValidAnswer(queries, {{7, {{"a", "b", 32}}}}));
+  EXPECT_TRUE(ValidAnswer(queries, {{7, {{"a", "b", 5, 2}}}}));
   EXPECT_FALSE(ValidAnswer(queries, {}));
   EXPECT_FALSE(ValidAnswer(queries, {{8, {}}}));
-  EXPECT_FALSE(ValidAnswer(queries, {{7, {{"a", "b", 33}}}}));
-  EXPECT_FALSE(ValidAnswer(queries, {{7, {{"a", "b", 0}}}}));
-  EXPECT_FALSE(ValidAnswer(queries, {{7, std::vector<Pointer>(5, {"a", "b", 1})}}));
+  EXPECT_FALSE(ValidAnswer(queries, {{7, {{"a", "b", 8, 0}}}}));
+  EXPECT_FALSE(ValidAnswer(queries, {{7, {{"a", "b", 0, 8}}}}));
+  EXPECT_FALSE(ValidAnswer(queries, {{7, {{"a", "b", 1, 3}}}})) << "it has it, or perhaps";
+  EXPECT_FALSE(ValidAnswer(queries, {{7, std::vector<Pointer>(17, {"a", "b", 1, 0})}}));
 }
 
 TEST_F(FetchPathTest, ALookupEndsAtItsDeadlineOrIsCancelled) {
@@ -303,19 +305,125 @@ TEST_F(FetchPathTest, TheHedgeFollowsWhatPeersTake) {
   EXPECT_EQ(health_.HedgeNanos(Node(1)), PeerHealth::kHedgeMaxNanos);
 }
 
-TEST_F(FetchPathTest, PointersAreBoundedAndDie) {
-  PointerTable table(loop_.clock(), {.anchors_max = 3, .life_nanos = 10 * kSimSecond});
-  for (std::uint8_t i = 0; i < 6; ++i) table.Announced(Node(i), {{7, i}, {8, 33}});
-  const auto counts = [&](std::uint64_t hash) {
-    std::vector<int> list;
-    for (const Pointer& pointer : table.Find(hash)) list.push_back(pointer.count);
+TEST_F(FetchPathTest, AHomeNamesWhoSurelyHasBlocksAndWhoMay) {
+  PointerTable table(loop_.clock(), {});
+  const std::vector<BlockKey> keys = Keys(6);
+  const std::uint64_t anchor = AnchorHash(Fingerprint{}, keys[0]);
+  // A sequence that parts from the query's at `place`, up to place 6.
+  const auto said = [&](std::size_t place, bool both) {
+    std::vector<std::pair<std::size_t, std::uint64_t>> blocks;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (i < place || both) blocks.emplace_back(i, KeyHash(Fingerprint{}, keys[i]));
+      if (i >= place) blocks.emplace_back(i, 1000 + i);
+    }
+    return Announcement{anchor, SketchOfBlocks(blocks)};
+  };
+  table.Announced(Node(1), {said(2, false)});
+  table.Announced(Node(2), {said(5, false)});
+  table.Announced(Node(3), {said(3, true)});
+  RunQuery query{.anchor = keys[0], .first = 0, .keys = keys};
+  const auto pointers = [&](std::uint32_t wanted) {
+    std::vector<std::string> list;
+    for (const Pointer& pointer : table.PointersTo(Fingerprint{}, query, wanted)) {
+      list.push_back(absl::StrCat(pointer.holder, " ", absl::Hex(pointer.blocks), " ",
+                                  absl::Hex(pointer.perhaps)));
+    }
     return list;
   };
-  EXPECT_THAT(counts(7), ElementsAre(5, 4, 3, 2)) << "0 is none, and four are enough";
+  EXPECT_THAT(pointers(0x3f), ElementsAre("node-2 1f 0", "node-3 7 38", "node-1 3 0"));
+  EXPECT_THAT(pointers(0x18), ElementsAre("node-2 18 0")) << "nobody need be asked";
+  EXPECT_THAT(pointers(0x30), ElementsAre("node-2 10 0", "node-3 0 30"));
+  EXPECT_THAT(pointers(0), IsEmpty());
+  query.first = 1;
+  query.keys.erase(query.keys.begin());
+  EXPECT_THAT(pointers(0x1f), ElementsAre("node-2 f 0", "node-3 3 1c", "node-1 1 0"));
+  query.anchor = BlockKey();
+  EXPECT_THAT(pointers(0x1f), IsEmpty());
+
+  // Many have all of it: four are enough. Many may have the rest: all that are known.
+  query = {.anchor = keys[0], .first = 0, .keys = keys};
+  for (std::size_t i = 10; i < 20; ++i) table.Announced(Node(i), {said(6, false)});
+  EXPECT_THAT(pointers(0x3f), SizeIs(4));
+  for (std::size_t i = 10; i < 20; ++i) table.Announced(Node(i), {said(4, true)});
+  EXPECT_THAT(pointers(0x3f), SizeIs(12)) << "node 2, those ten, and node 3";
+}
+
+// Sequences part within the run: the home cannot tell who has this one, and those who can are asked
+// together.
+TEST_F(FetchPathTest, WhoMayHaveBlocksIsAskedBeforeItCounts) {
+  SetView(10);
+  const std::vector<BlockKey> keys = Keys(8);
+  const std::string home = HomeOf(keys[0], 0), next = HomeOf(keys[0], 1);
+  std::vector<std::string> others;
+  for (std::size_t i = 0; others.size() < 3; ++i) {
+    if (Node(i).id != home && Node(i).id != next) others.push_back(Node(i).id);
+  }
+  std::vector<Pointer>& knows = peers_.scripts[home].knows[AnchorHash(Fingerprint{}, keys[0])];
+  knows = {{others[0], "first life", 0x0f, 0xf0},
+           {others[1], "first life", 0x0f, 0xf0},
+           {others[2], "another life", 0x0f, 0xf0}};
+  for (const std::string& other : {others[0], others[1]}) {
+    Give(other, absl::MakeConstSpan(keys).first(4));
+  }
+  Give(others[1], absl::MakeConstSpan(keys).first(7));
+  Look(keys);
+  Run(10 * kSimMs);
+  ASSERT_TRUE(found_.has_value());
+  EXPECT_EQ((*found_)[0].covered, 0x7fu) << "nobody has the last one";
+  EXPECT_THAT(peers_.asked, ElementsAre(home, others[0], others[1], next));
+  for (const RemoteLookup::Source& source : (*found_)[0].sources) EXPECT_TRUE(source.told);
+
+  // Had one all of it, nobody else would be asked, but those who were asked with it.
+  Give(others[0], keys);
+  peers_.asked.clear();
+  Look(keys);
+  Run(10 * kSimMs);
+  EXPECT_EQ((*found_)[0].covered, 0xffu);
+  EXPECT_THAT(peers_.asked, ElementsAre(home, others[0], others[1]));
+
+  // What this node knows as a home counts likewise, and the hint is asked with them.
+  local_.pointers = knows;
+  peers_.asked.clear();
+  Look(keys, others[2]);
+  Run(10 * kSimMs);
+  EXPECT_EQ((*found_)[0].covered, 0xffu);
+  EXPECT_THAT(peers_.asked, ::testing::UnorderedElementsAre(others[0], others[1], others[2]));
+
+  // Where the run is known for sure nobody is asked twice.
+  local_.pointers = {{others[0], "first life", 0xff, 0}, {others[1], "first life", 0x0f, 0xf0}};
+  peers_.asked.clear();
+  Look(keys);
+  Run(10 * kSimMs);
+  EXPECT_EQ((*found_)[0].covered, 0xffu);
+  EXPECT_THAT(peers_.asked, IsEmpty());
+}
+
+TEST_F(FetchPathTest, PointersAreBoundedAndDie) {
+  PointerTable table(loop_.clock(), {.anchors_max = 3, .life_nanos = 10 * kSimSecond});
+  RunSketch wrong = Places(32);
+  wrong.count = 33;
+  for (std::size_t i = 0; i < 20; ++i) {
+    table.Announced(Node(i), {{7, Places(i)}, {8, wrong}, {9, Places(3, i)}});
+  }
+  const auto counts = [&](std::uint64_t hash) {
+    std::vector<int> list;
+    for (const PointerTable::Holder& holder : table.HoldersOf(hash)) {
+      list.push_back(holder.sketch.count);
+    }
+    return list;
+  };
+  EXPECT_THAT(counts(7), ElementsAre(19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4))
+      << "0 is none, and sixteen are enough";
   EXPECT_THAT(counts(8), IsEmpty());
-  table.Announced(Node(5), {{7, 1}});
-  EXPECT_THAT(counts(7), ElementsAre(4, 3, 2, 1));
-  table.Announced(Node(4), {{7, 0}});
+  EXPECT_THAT(counts(9), SizeIs(16));
+  EXPECT_EQ(table.HoldersOf(9)[0].id, "node-19") << "later ones first";
+  for (std::size_t i = 6; i < 20; ++i) table.Announced(Node(i), {{7, {}}, {9, {}}});
+  EXPECT_THAT(counts(7), ElementsAre(5, 4));
+  for (std::size_t i = 1; i < 4; ++i) table.Announced(Node(i), {{7, Places(i)}});
+  table.Announced(Node(5), {{7, Places(1)}});
+  EXPECT_THAT(counts(7), ElementsAre(4, 3, 2, 1, 1));
+  table.Announced(Node(4), {{7, {}}});
+  table.Announced(Node(1), {{7, {}}});
   EXPECT_THAT(counts(7), ElementsAre(3, 2, 1));
   // Node 3 came back as another process, node 2 is gone.
   Member restarted = Node(3);
@@ -325,7 +433,7 @@ TEST_F(FetchPathTest, PointersAreBoundedAndDie) {
 
   for (std::uint64_t hash = 100; hash < 200; ++hash) {
     Run(kSimMs);
-    table.Announced(Node(5), {{7, 2}, {hash, 1}});
+    table.Announced(Node(5), {{7, Places(2)}, {hash, Places(1)}});
     EXPECT_LE(table.anchors(), 3u);
   }
   EXPECT_THAT(counts(7), ElementsAre(2)) << "announced again and again: others go";
@@ -346,9 +454,9 @@ TEST_F(FetchPathTest, HomesAreToldInBatchesAgainAndAnew) {
                        .to_self = [&](const std::vector<Announcement>& told) {
                          to_self.insert(to_self.end(), told.begin(), told.end());
                        }});
-  announcer.Set(1, 0);  // Nothing to say.
+  announcer.Set({1, {}});  // Nothing to say.
   EXPECT_EQ(announcer.anchors(), 0u);
-  for (std::uint64_t i = 1; i <= 300; ++i) announcer.Set(i * 0x9e3779b97f4a7c15, 4);
+  for (std::uint64_t i = 1; i <= 300; ++i) announcer.Set({i * 0x9e3779b97f4a7c15, Places(4)});
   Run(kSimSecond);
   EXPECT_EQ(announcer.untold(), 300u) << "nobody is known";
   announcer.SetView(view_);
@@ -373,7 +481,7 @@ TEST_F(FetchPathTest, HomesAreToldInBatchesAgainAndAnew) {
   ASSERT_THAT(peers_.announced["node-1"], SizeIs(1));
   EXPECT_EQ(to_self.size() + peers_.announced["node-1"][0].size(), lost);
 
-  announcer.Set(0x9e3779b97f4a7c15, 0);
+  announcer.Set({0x9e3779b97f4a7c15, {}});
   Run(kSimSecond);
   EXPECT_EQ(announcer.anchors(), 299u);
 }

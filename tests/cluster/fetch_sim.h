@@ -9,10 +9,11 @@
 // hands over for longer than told to. In the end, when everything has been in order
 // for kConverge (fetch_sim.cc): all see the members that the registry has, which are all that run.
 // And after the longest pause: no operation is open, nothing is untold, what nodes were told of
-// each other is true, every block that any node has is found and fetched by every other, and a
-// prompt makes no more calls than it has runs. All that somebody has is kept by as many nodes as
-// the cluster has copies for. In some seeds a node dies then, and its copies are made up for in the
-// time that the rate predicts; another hands over and leaves, and nothing is lost
+// each other is true, every block that any node has is found and fetched by every other, nobody is
+// believed to have what it does not have, and a prompt makes no more calls than it has runs, but
+// those that tell apart prompts that part within a run. All that somebody has is kept by as many
+// nodes as the cluster has copies for. In some seeds a node dies then, and its copies are made up
+// for in the time that the rate predicts; another hands over and leaves, and nothing is lost
 // (fetch_sim_copies.h).
 #ifndef KVMILL_TESTS_CLUSTER_FETCH_SIM_H_
 #define KVMILL_TESTS_CLUSTER_FETCH_SIM_H_
@@ -41,6 +42,7 @@ enum class FetchFault {
   kForgetsHomes,      // Homes go on to copy by their first view.
   kHastyHome,         // Who leaves is told at once that all is safe.
   kWrongDigests,      // One digest is never what it should be.
+  kGuesses,           // Homes say of blocks that they cannot tell apart that they are there.
 };
 std::optional<FetchFault> FetchFaultNamed(const std::string& name);
 std::vector<std::string> FetchFaultNames();

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/core/checksum.h"
+#include "tests/cluster/sketches.h"
 
 namespace kvmill {
 
@@ -18,6 +19,7 @@ constexpr std::size_t kPromptsMax = 16;  // Of which hashes of anchors are known
 constexpr std::size_t kRunsMax = 8;      // Of a prompt.
 // In blocks: of a second, and of a call.
 constexpr std::uint64_t kSimRate = 40, kSimCall = 8;
+constexpr std::size_t kSimListKeys = 24;  // Of one answer to ListRuns.
 
 std::uint64_t ChecksumOf(const std::string& bytes) {
   return Checksum({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()});
@@ -36,7 +38,18 @@ Place PlaceOf(const BlockKey& key) {
 
 namespace {
 
-// Prompt and run that a hash stands for.
+// Prompts that have their first blocks in common.
+struct Family {
+  std::size_t first = 0, count = 0;  // Prompts,
+  std::size_t shared = 0;            //   and blocks.
+};
+Family FamilyOf(std::size_t prompt) {
+  if (prompt < 3) return {0, 3, 5};
+  if (prompt < 5) return {3, 2, 20};
+  return {prompt, 1, 0};
+}
+
+// A prompt and the run that a hash stands for.
 const std::pair<std::size_t, std::size_t>* RunOf(std::uint64_t anchor_hash) {
   static const auto* const kRuns = [] {
     auto* runs = new std::map<std::uint64_t, std::pair<std::size_t, std::size_t>>();
@@ -54,11 +67,14 @@ const std::pair<std::size_t, std::size_t>* RunOf(std::uint64_t anchor_hash) {
 }  // namespace
 
 BlockKey SimKey(std::size_t prompt, std::size_t index) {
+  if (index < FamilyOf(prompt).shared) prompt = FamilyOf(prompt).first;
   const Place place{static_cast<std::uint32_t>(prompt), static_cast<std::uint32_t>(index)};
   char bytes[16] = {};
   std::memcpy(bytes, &place, sizeof(place));
   return *BlockKey::FromBytes({bytes, sizeof(bytes)});
 }
+
+std::size_t SimPromptsLike(std::size_t prompt) { return FamilyOf(prompt).count; }
 
 std::string SimBytes(const BlockKey& key) { return absl::StrCat("bytes of ", key.view()); }
 
@@ -163,10 +179,9 @@ FetchSimNode::Process::Process(FetchSimNode* node, const Member& self)
            .list_nanos = 500 * kSimMs,
            .pull_nanos = kSimSecond,
            .rest_nanos = 10 * kSimSecond,
-           .held = [node](std::uint64_t hash) -> std::uint8_t {
+           .held = [node](std::uint64_t hash) -> RunSketch {
              const auto* run = RunOf(hash);
-             if (run == nullptr) return 0;
-             return static_cast<std::uint8_t>(node->Leading(run->first, run->second));
+             return run == nullptr ? RunSketch() : node->SketchOf(run->first, run->second);
            },
            .bytes = [node](const Fingerprint&,
                            const BlockKey& key) { return node->Has(key) ? kSimBlockBytes : 0; }}),
@@ -262,23 +277,47 @@ void FetchSimNode::OnView(const std::shared_ptr<const ClusterView>& view) {
 }
 
 std::size_t FetchSimNode::Leading(std::size_t prompt, std::size_t run) const {
-  const auto found = store_.find(prompt);
-  if (found == store_.end()) return 0;
   std::size_t count = 0;
-  for (std::size_t i = run * kRunBlocks;
-       count < kRunBlocks && i < found->second.size() && !found->second[i].empty(); ++i) {
-    ++count;
-  }
+  while (count < kRunBlocks && Has(SimKey(prompt, run * kRunBlocks + count))) ++count;
   return count;
 }
 
-std::vector<Pointer> FetchSimNode::Told(std::size_t prompt, std::size_t run) const {
-  return process_->pointers.Find(AnchorHash(kFingerprint, SimKey(prompt, run * kRunBlocks)));
+std::vector<std::pair<std::size_t, BlockKey>> FetchSimNode::BlocksOf(std::size_t prompt,
+                                                                     std::size_t run) const {
+  std::vector<std::pair<std::size_t, BlockKey>> blocks;
+  const auto add = [&](std::size_t of, std::size_t from) {
+    for (std::size_t place = from; place < kRunBlocks; ++place) {
+      const BlockKey key = SimKey(of, run * kRunBlocks + place);
+      if (Has(key)) blocks.emplace_back(place, key);
+    }
+  };
+  add(prompt, 0);
+  const Family family = FamilyOf(prompt);
+  for (std::size_t i = family.first; run == 0 && i < family.first + family.count; ++i) {
+    if (i != prompt) add(i, family.shared);
+  }
+  std::sort(blocks.begin(), blocks.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.first, KeyHash(kFingerprint, a.second)) <
+           std::pair(b.first, KeyHash(kFingerprint, b.second));
+  });
+  return blocks;
+}
+
+RunSketch FetchSimNode::SketchOf(std::size_t prompt, std::size_t run) const {
+  std::vector<std::pair<std::size_t, std::uint64_t>> hashes;
+  for (const auto& [place, key] : BlocksOf(prompt, run)) {
+    hashes.emplace_back(place, KeyHash(kFingerprint, key));
+  }
+  return SketchOfBlocks(hashes);
+}
+
+std::vector<PointerTable::Holder> FetchSimNode::Told(std::size_t prompt, std::size_t run) const {
+  return process_->pointers.HoldersOf(AnchorHash(kFingerprint, SimKey(prompt, run * kRunBlocks)));
 }
 
 void FetchSimNode::Announce(std::size_t prompt, std::size_t run) {
-  process_->announcer.Set(AnchorHash(kFingerprint, SimKey(prompt, run * kRunBlocks)),
-                          static_cast<std::uint8_t>(Leading(prompt, run)));
+  process_->announcer.Set(
+      {AnchorHash(kFingerprint, SimKey(prompt, run * kRunBlocks)), SketchOf(prompt, run)});
 }
 
 void FetchSimNode::Store(std::size_t prompt, std::size_t count) {
@@ -301,6 +340,11 @@ std::vector<RunAnswer> FetchSimNode::OnLocate(const Member& from, const Fingerpr
     answers.push_back(AnswerOf(
         fingerprint, query, [this](const BlockKey& key) { return Has(key); }, process_->pointers));
     if (answers.back().pointers.empty() || from.id == member_.id) continue;
+    if (world_.fault == FetchFault::kGuesses) {
+      for (Pointer& pointer : answers.back().pointers) {
+        pointer.blocks |= std::exchange(pointer.perhaps, 0);
+      }
+    }
     const std::uint64_t hash = AnchorHash(fingerprint, query.anchor);
     if (process_->hot.Asked(hash, from.id)) process_->replicator.Hot(hash);
   }
@@ -323,29 +367,32 @@ void FetchSimNode::OnAnnounce(const Member& from, const std::vector<Announcement
   if (world_.events.tracing()) {
     for (const Announcement& said : announcements) {
       world_.events.Trace(absl::StrCat(member_.id, " hears from ", from.incarnation, ": ",
-                                       absl::Hex(said.anchor_hash), " ", said.count));
+                                       absl::Hex(said.anchor_hash), " ", said.sketch.count, " ",
+                                       said.sketch.blocks));
     }
   }
   process_->pointers.Announced(from, announcements);
   process_->replicator.Announced(announcements);
 }
 
-std::vector<HeldRun> FetchSimNode::OnListRuns(const std::vector<std::uint64_t>& anchor_hashes) {
+std::vector<HeldRun> FetchSimNode::OnListRuns(const std::vector<RunList>& lists) {
   std::vector<HeldRun> runs;
-  for (const auto& [prompt, blocks] : store_) {
-    for (std::size_t first = 0; first < blocks.size(); first += kRunBlocks) {
-      HeldRun run;
-      run.blocks.anchor = SimKey(prompt, first);
-      run.anchor_hash = AnchorHash(kFingerprint, run.blocks.anchor);
-      if (std::count(anchor_hashes.begin(), anchor_hashes.end(), run.anchor_hash) == 0) continue;
-      for (std::size_t i = first; i < std::min(blocks.size(), first + kRunBlocks); ++i) {
-        if (blocks[i].empty()) continue;
-        run.blocks.keys.push_back(SimKey(prompt, i));
-        run.blocks.places.push_back(static_cast<std::uint8_t>(i - first));
-      }
-      run.bytes = run.blocks.keys.size() * kSimBlockBytes;
-      if (!run.blocks.keys.empty()) runs.push_back(std::move(run));
+  for (const RunList& list : lists) {
+    const auto* of = RunOf(list.anchor_hash);
+    if (of == nullptr) continue;
+    const auto blocks = BlocksOf(of->first, of->second);
+    if (blocks.empty() || blocks[0].first != 0) continue;
+    HeldRun run;
+    run.anchor_hash = list.anchor_hash;
+    run.blocks.anchor = blocks[0].second;
+    for (std::size_t i = list.skip; i < blocks.size(); ++i) {
+      run.more = run.blocks.keys.size() == kSimListKeys;
+      if (run.more) break;
+      run.blocks.keys.push_back(blocks[i].second);
+      run.blocks.places.push_back(static_cast<std::uint8_t>(blocks[i].first));
     }
+    run.bytes = run.blocks.keys.size() * kSimBlockBytes;
+    runs.push_back(std::move(run));
   }
   return runs;
 }
@@ -357,12 +404,12 @@ std::vector<std::uint8_t> FetchSimNode::OnHandOver(const Member& from,
   if (world_.events.tracing()) {
     for (std::size_t i = 0; i < counts.size(); ++i) {
       world_.events.Trace(absl::StrCat(member_.id, " takes over ", counts[i], " of ",
-                                       announcements[i].count, " blocks of ",
+                                       announcements[i].sketch.count, " places of ",
                                        absl::Hex(announcements[i].anchor_hash)));
     }
   }
   if (world_.fault == FetchFault::kHastyHome) {
-    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = announcements[i].count;
+    for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = announcements[i].sketch.count;
   }
   return counts;
 }
@@ -428,6 +475,15 @@ void FetchSimNode::Looked(std::uint64_t id, const std::vector<RemoteLookup::Run>
                         std::popcount(source.blocks));
       }
       world_.events.Trace(line);
+    }
+    for (const RemoteLookup::Source& source : found[i].sources) {
+      for (std::size_t k = 0; world_.peace && k < reading.runs[i].size(); ++k) {
+        if ((source.blocks >> k & 1) == 0 || world_.has(source.member.id, reading.runs[i][k])) {
+          continue;
+        }
+        world_.fail(absl::StrCat(member_.id, " believes that ", source.member.id,
+                                 source.told ? " has" : " was heard to have", " block ", k));
+      }
     }
     ++reading.open;
     process.fetch.Start({.anchor = reading.runs[i].front(),

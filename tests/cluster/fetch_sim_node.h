@@ -29,8 +29,11 @@
 
 namespace kvmill {
 
-// Block `index` of prompt `prompt`: what it is called and what it holds.
+// Block `index` of prompt `prompt`: what it is called and what it holds. Prompts 0 to 2 have their
+// first 5 blocks in common, 3 and 4 their first 20: they part within a run.
 BlockKey SimKey(std::size_t prompt, std::size_t index);
+// How many prompts begin with the first block of this one.
+std::size_t SimPromptsLike(std::size_t prompt);
 std::string SimBytes(const BlockKey& key);
 std::vector<BlockKey> SimKeys(std::size_t prompt, std::size_t count);
 
@@ -47,6 +50,9 @@ struct FetchSimWorld {
   SimEtcd& etcd;
   FetchFault fault = FetchFault::kNone;
   std::size_t copies = 0;  // R
+  // Whether a node has a block.
+  std::function<bool(const std::string& id, const BlockKey& key)> has;
+  bool peace = false;  // Lookups find out nothing but the truth.
   std::function<void(const std::string&)> fail;
   // The node of that machine has another view.
   std::function<void(std::size_t machine, const ClusterView* old, const ClusterView& view)> viewed;
@@ -82,8 +88,11 @@ class FetchSimNode : public SimPeerService {
   void EvictOne(std::size_t prompt, std::size_t run);
   // How many of the first blocks of a run are here.
   std::size_t Leading(std::size_t prompt, std::size_t run) const;
+  // All that is here of a run, whichever prompts its blocks belong to.
+  RunSketch SketchOf(std::size_t prompt, std::size_t run) const;
   // Who has some of a run, as this node was told.
-  std::vector<Pointer> Told(std::size_t prompt, std::size_t run) const;
+  std::vector<PointerTable::Holder> Told(std::size_t prompt, std::size_t run) const;
+  bool Has(const BlockKey& key) const;
 
   // Looks for the first `count` blocks of a prompt, pulls those that are elsewhere, and says which
   // are here then.
@@ -100,7 +109,7 @@ class FetchSimNode : public SimPeerService {
   std::vector<Block> OnPull(const Fingerprint& fingerprint,
                             const std::vector<BlockKey>& keys) override;
   void OnAnnounce(const Member& from, const std::vector<Announcement>& announcements) override;
-  std::vector<HeldRun> OnListRuns(const std::vector<std::uint64_t>& anchor_hashes) override;
+  std::vector<HeldRun> OnListRuns(const std::vector<RunList>& lists) override;
   std::vector<std::uint8_t> OnHandOver(const Member& from,
                                        const std::vector<Announcement>& announcements) override;
   std::uint64_t OnCompare(const Member& from, const Digests& digests) override;
@@ -144,7 +153,8 @@ class FetchSimNode : public SimPeerService {
     std::uint64_t next_reading = 1;
   };
 
-  bool Has(const BlockKey& key) const;
+  // By place and hash, with the prompt that they are kept under.
+  std::vector<std::pair<std::size_t, BlockKey>> BlocksOf(std::size_t prompt, std::size_t run) const;
   std::string& Slot(const BlockKey& key);
   void OnMembers(const MembershipSnapshot& snapshot);
   void OnView(const std::shared_ptr<const ClusterView>& view);

@@ -12,6 +12,7 @@
 #include "service/cluster/hot_runs.h"
 #include "service/cluster/replicator.h"
 #include "tests/cluster/sim_loop.h"
+#include "tests/cluster/sketches.h"
 
 namespace kvmill {
 namespace {
@@ -37,14 +38,27 @@ BlockKey Key(std::size_t run, std::size_t place) {
   return *BlockKey::FromBytes(absl::StrCat("run-", run, "-", place));
 }
 std::uint64_t HashOf(std::size_t run) { return AnchorHash(kFingerprint, Key(run, 0)); }
+// The first `count` blocks of a run, said.
+Announcement Said(std::size_t run, std::size_t count) {
+  std::vector<std::pair<std::size_t, std::uint64_t>> blocks;
+  for (std::size_t place = 0; place < count; ++place) {
+    blocks.emplace_back(place, KeyHash(kFingerprint, Key(run, place)));
+  }
+  return {HashOf(run), SketchOfBlocks(blocks)};
+}
 
 // Peers that have runs of ten blocks, and answer after a millisecond.
 class RunPeers : public Peers {
  public:
   static constexpr std::size_t kBlocks = 10;
+  static constexpr std::size_t kListMax = 16;  // Of a run in one answer.
+  using Block = std::pair<std::size_t, BlockKey>;
   struct Script {
     bool silent = false;
     std::set<std::size_t> runs;
+    // It has these sequences of each run: they part at place 4. 0 is the one that others have, too.
+    std::set<std::size_t> sequences = {0};
+    bool endless = false;                // Its lists are.
     absl::Status pull_status;            // Of every block.
     std::uint64_t claims = kBlockBytes;  // That a block has.
     bool wrong_anchor = false;
@@ -53,6 +67,23 @@ class RunPeers : public Peers {
     std::int64_t answer_nanos = kSimMs;
   };
   explicit RunPeers(Loop& loop) : loop_(loop) {}
+
+  // By place and hash.
+  static std::vector<Block> BlocksOf(std::size_t run, const std::set<std::size_t>& sequences) {
+    std::vector<Block> blocks;
+    for (std::size_t place = 0; place < kBlocks; ++place) {
+      const std::size_t begin = blocks.size();
+      for (const std::size_t sequence : sequences) {
+        if (place < 4 && sequence != *sequences.begin()) continue;
+        blocks.emplace_back(place, Key(run, place < 4 ? place : place + 100 * sequence));
+      }
+      std::sort(blocks.begin() + static_cast<std::ptrdiff_t>(begin), blocks.end(),
+                [](const Block& a, const Block& b) {
+                  return KeyHash(kFingerprint, a.second) < KeyHash(kFingerprint, b.second);
+                });
+    }
+    return blocks;
+  }
 
   CallId Locate(const Member&, const Fingerprint&, std::vector<RunQuery>, std::int64_t,
                 Done<std::vector<RunAnswer>>) override {
@@ -82,22 +113,22 @@ class RunPeers : public Peers {
         [this, id = member.id, announcements] {
           for (const Announcement& said : announcements) {
             ++announcements_heard;
-            if (said.count == 0) {
+            if (said.sketch.count == 0) {
               announced[id].erase(said.anchor_hash);
             } else {
-              announced[id][said.anchor_hash] = said.count;
+              announced[id][said.anchor_hash] = said.sketch;
             }
           }
           return true;
         });
   }
-  CallId ListRuns(const Member& member, std::vector<std::uint64_t> hashes, std::int64_t deadline,
+  CallId ListRuns(const Member& member, std::vector<RunList> lists, std::int64_t deadline,
                   Done<std::vector<HeldRun>> done) override {
     const Script& script = scripts[member.id];
-    listed.push_back(absl::StrCat(member.id, " ", hashes.size()));
-    return Answer<std::vector<HeldRun>>(script, deadline, done, [this, hashes, &script] {
+    listed.push_back(absl::StrCat(member.id, " ", lists.size()));
+    return Answer<std::vector<HeldRun>>(script, deadline, done, [this, lists, &script] {
       std::vector<HeldRun> runs;
-      for (const std::uint64_t hash : hashes) {
+      for (const auto& [hash, skip] : lists) {
         const std::size_t i = run_of.at(hash);
         if (!script.runs.contains(i)) continue;
         HeldRun run{
@@ -105,11 +136,14 @@ class RunPeers : public Peers {
             .fingerprint = kFingerprint,
             .blocks = {
                 .anchor = Key(script.wrong_anchor ? i + 1 : i, 0), .keys = {}, .places = {}}};
-        for (std::size_t place = 0; place < kBlocks; ++place) {
-          run.blocks.keys.push_back(Key(i, place));
-          run.blocks.places.push_back(static_cast<std::uint8_t>(place));
+        const std::vector<Block> blocks = BlocksOf(i, script.sequences);
+        for (std::size_t k = skip; k < blocks.size() && !run.more; ++k) {
+          run.blocks.keys.push_back(blocks[k].second);
+          run.blocks.places.push_back(static_cast<std::uint8_t>(blocks[k].first));
+          run.more = run.blocks.keys.size() == kListMax && k + 1 < blocks.size();
         }
-        run.bytes = kBlocks * script.claims;
+        run.more |= script.endless;
+        run.bytes = run.blocks.keys.size() * script.claims;
         runs.push_back(std::move(run));
       }
       return runs;
@@ -130,8 +164,8 @@ class RunPeers : public Peers {
     return Answer<std::uint64_t>(script, deadline, done, [this, &script, id = member.id, digests] {
       // As a home does: what differs is forgotten.
       Digests known = {};
-      for (const auto& [hash, count] : announced[id]) {
-        known[DigestOf(hash)] ^= DigestWord({hash, count});
+      for (const auto& [hash, sketch] : announced[id]) {
+        known[DigestOf(hash)] ^= DigestWord({hash, sketch});
       }
       std::uint64_t differ = script.differ;
       for (std::size_t i = 0; i < kDigests; ++i) {
@@ -152,7 +186,7 @@ class RunPeers : public Peers {
   std::set<std::string> here;                   // Keys that this node has.
   std::vector<std::string> listed, pulled;
   std::size_t pulled_blocks = 0, announcements_heard = 0;
-  std::map<std::string, std::map<std::uint64_t, std::uint8_t>> announced;
+  std::map<std::string, std::map<std::uint64_t, RunSketch>> announced;
   std::map<std::string, std::size_t> handed_over, compared;
   int open = 0;
 
@@ -178,6 +212,7 @@ class RunPeers : public Peers {
 class ReplicationTest : public ::testing::Test {
  protected:
   static constexpr std::size_t kBlocks = RunPeers::kBlocks;
+  const std::set<std::size_t> kSequences = {0, 1, 2, 3};  // All that there are.
 
   // This node is "node-0".
   void Make(std::size_t copies, std::uint64_t blocks_per_second = 1'000'000) {
@@ -192,12 +227,9 @@ class ReplicationTest : public ::testing::Test {
                             .rest_nanos = 60 * kSimSecond,
                             .held =
                                 [this](std::uint64_t hash) {
-                                  std::uint8_t count = 0;
-                                  while (peers_.run_of.contains(hash) && count < kBlocks &&
-                                         Here(peers_.run_of[hash], count)) {
-                                    ++count;
-                                  }
-                                  return count;
+                                  return peers_.run_of.contains(hash)
+                                             ? SketchOf(peers_.run_of[hash], kSequences, true)
+                                             : RunSketch();
                                 },
                             .bytes =
                                 [this](const Fingerprint&, const BlockKey& key) {
@@ -211,6 +243,15 @@ class ReplicationTest : public ::testing::Test {
     pointers_.Keep(*view_);
     if (replicator_ != nullptr) replicator_->SetView(view_);
   }
+  // Of the blocks of these sequences of a run; `here`: those that this node has.
+  RunSketch SketchOf(std::size_t run, const std::set<std::size_t>& sequences, bool here) const {
+    std::vector<std::pair<std::size_t, std::uint64_t>> hashes;
+    for (const auto& [place, key] : RunPeers::BlocksOf(run, sequences)) {
+      if (here && !peers_.here.contains(std::string(key.view()))) continue;
+      hashes.emplace_back(place, KeyHash(kFingerprint, key));
+    }
+    return SketchOfBlocks(hashes);
+  }
   bool Here(std::size_t run, std::size_t place) const {
     return peers_.here.contains(std::string(Key(run, place).view()));
   }
@@ -219,7 +260,7 @@ class ReplicationTest : public ::testing::Test {
     for (const std::size_t run : runs) {
       peers_.run_of[HashOf(run)] = run;
       peers_.scripts[Node(node).id].runs.insert(run);
-      list.push_back({HashOf(run), kBlocks});
+      list.push_back({HashOf(run), SketchOf(run, peers_.scripts[Node(node).id].sequences, false)});
     }
     pointers_.Announced(Node(node), list);
     if (node != 0) replicator_->Announced(list);
@@ -394,6 +435,76 @@ TEST_F(ReplicationTest, WhatWasEvictedHereRests) {
   EXPECT_EQ(peers_.pulled_blocks, 2 * kBlocks + 1) << "and only what is missing comes";
 }
 
+// Sequences that part within a run have as many places: what counts is which blocks there are.
+TEST_F(ReplicationTest, BlocksOfSequencesThatPartAreCopiedFromWhoeverHasThem) {
+  Make(1);
+  SetView({Node(0), Node(1), Node(2), Node(3)});
+  const auto mine = RunsWhere(4, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  peers_.scripts["node-1"].sequences = {0};
+  peers_.scripts["node-2"].sequences = {1};
+  peers_.scripts["node-3"].sequences = {1, 2, 3};
+  Announced(1, mine);
+  Run(kSimSecond);
+  for (const std::size_t run : mine) EXPECT_EQ(SketchOf(run, kSequences, true).blocks, kBlocks);
+  Announced(2, mine);
+  Run(kSimSecond);
+  for (const std::size_t run : mine) {
+    EXPECT_EQ(SketchOf(run, kSequences, true), SketchOf(run, {0, 1}, false));
+  }
+  // Its list takes two answers.
+  Announced(3, mine);
+  Run(kSimSecond);
+  for (const std::size_t run : mine) {
+    EXPECT_EQ(SketchOf(run, kSequences, true), SketchOf(run, kSequences, false));
+  }
+  EXPECT_EQ(peers_.pulled_blocks, mine.size() * (kBlocks + 3 * 6)) << "each once";
+  EXPECT_EQ(replicator_->queued() + replicator_->jobs(), 0u);
+  // That nothing is missing is known for a while.
+  const std::size_t listed = peers_.listed.size();
+  for (const std::size_t node : {1, 2, 3}) Announced(node, mine);
+  Run(20 * kSimSecond);
+  EXPECT_LE(peers_.listed.size(), listed + 3);
+  const std::size_t once = peers_.listed.size();
+  Run(30 * kSimSecond);
+  EXPECT_EQ(peers_.listed.size(), once);
+  EXPECT_EQ(peers_.pulled_blocks, mine.size() * (kBlocks + 3 * 6));
+}
+
+TEST_F(ReplicationTest, ANodeThatLeavesKeepsNothingBackOfSequencesThatPart) {
+  Make(0);
+  Member leaving = Node(1);
+  leaving.state = MemberState::kDraining;
+  SetView({Node(0), leaving, Node(2)});
+  peers_.scripts["node-1"].sequences = {0, 1, 2};
+  peers_.scripts["node-2"].sequences = {1};
+  Announced(1, {1});
+  Announced(2, {1});  // It stays, and has as many places.
+  const std::vector<Announcement> all = {{HashOf(1), SketchOf(1, {0, 1, 2}, false)}};
+  EXPECT_THAT(replicator_->HandedOver(leaving, all), ElementsAre(4)) << "those of all";
+  Run(kSimSecond);
+  EXPECT_THAT(replicator_->HandedOver(leaving, all), ElementsAre(10));
+  EXPECT_EQ(SketchOf(1, kSequences, true), SketchOf(1, {0, 1, 2}, false));
+  // One block of those that cannot be told apart is evicted: not all is safe any more.
+  const BlockKey gone = RunPeers::BlocksOf(1, {1}).back().second;
+  peers_.here.erase(std::string(gone.view()));
+  replicator_->Evicted(HashOf(1));
+  EXPECT_THAT(replicator_->HandedOver(leaving, all), ElementsAre(4));
+  Run(kSimSecond);
+  EXPECT_THAT(replicator_->HandedOver(leaving, all), ElementsAre(10));
+}
+
+TEST_F(ReplicationTest, AListWithoutAnEndEnds) {
+  Make(1);
+  SetView({Node(0), Node(1)});
+  const auto mine = RunsWhere(1, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  peers_.scripts["node-1"].sequences = {0, 1, 2, 3};
+  peers_.scripts["node-1"].endless = true;
+  Announced(1, mine);
+  Run(10 * kSimSecond);
+  EXPECT_EQ(replicator_->queued() + replicator_->jobs(), 0u);
+  EXPECT_LE(peers_.listed.size(), 100u);
+}
+
 TEST_F(ReplicationTest, AQueueThatIsFullForgetsNothing) {
   Make(1);
   SetView({Node(0), Node(1)});
@@ -454,7 +565,7 @@ TEST_F(ReplicationTest, AHomeTakesOverWhatNobodyElseHasWhoStays) {
   Announced(1, {1, 2, 3});
   Announced(2, {2});  // It stays, and has it.
   Announced(3, {3});  // It has it, and goes, too.
-  const std::vector<Announcement> all = {{HashOf(1), 10}, {HashOf(2), 10}, {HashOf(3), 10}};
+  const std::vector<Announcement> all = {Said(1, 10), Said(2, 10), Said(3, 10)};
   EXPECT_THAT(replicator_->HandedOver(leaving, all), ElementsAre(0, 10, 0));
   Run(kSimSecond);
   EXPECT_THAT(replicator_->HandedOver(leaving, all), ElementsAre(10, 10, 10));
@@ -479,7 +590,7 @@ TEST_F(ReplicationTest, WhatIsHandedOverComesFirstAndInItsOrder) {
   std::vector<Announcement> list;
   for (std::size_t i = 0; i < 20; ++i) {
     runs.push_back(20 - i);
-    list.push_back({HashOf(runs.back()), kBlocks});
+    list.push_back(Said(runs.back(), kBlocks));
   }
   for (const std::size_t run : runs) {
     peers_.run_of[HashOf(run)] = run;
@@ -511,7 +622,7 @@ TEST_F(ReplicationTest, ANodeThatLeavesDoesNotWaitForAnotherThatIsStuck) {
     for (std::size_t run = first; run < first + count; ++run) {
       peers_.run_of[HashOf(run)] = run;
       peers_.scripts[from.id].runs.insert(run);
-      list.push_back({HashOf(run), kBlocks});
+      list.push_back(Said(run, kBlocks));
     }
     pointers_.Announced(from, list);
     replicator_->HandedOver(from, list);
@@ -544,8 +655,8 @@ TEST_F(ReplicationTest, AHandoverEndsWhenAllIsSafeOrTheTimeIsOver) {
     handover.SetMembers(view_->members());
     std::optional<Handover::Report> report;
     std::vector<Announcement> runs;
-    for (std::size_t run = 0; run < 2000; ++run) runs.push_back({HashOf(run), 10});
-    runs.push_back({1, 0});
+    for (std::size_t run = 0; run < 2000; ++run) runs.push_back(Said(run, 10));
+    runs.push_back({1, {}});
     const std::int64_t start = events_.now();
     handover.Start(runs, loop_.clock().MonotonicNanos() + limit,
                    [&](const auto& r) { report = r; });
@@ -594,7 +705,7 @@ TEST_F(ReplicationTest, ARunOfWhichTwoHomesSayThatItIsSafeIsCountedOnce) {
   peers_.scripts["node-1"].answer_nanos = 200 * kSimMs;
   std::optional<Handover::Report> report;
   std::vector<Announcement> runs;
-  for (std::size_t run = 0; run < 6000; ++run) runs.push_back({HashOf(run), 10});
+  for (std::size_t run = 0; run < 6000; ++run) runs.push_back(Said(run, 10));
   handover.Start(runs, loop_.clock().MonotonicNanos() + 100 * kSimSecond,
                  [&](const auto& r) { report = r; });
   for (int i = 0; i < 1000 && peers_.handed_over["node-1"] == 0; ++i) Run(kSimMs);
@@ -619,7 +730,7 @@ TEST_F(ReplicationTest, HomesOfAllRanksAreToldAndFormerOnesForget) {
                        .withdraw_nanos = 3 * kSimSecond});
   SetView({Node(0), Node(1), Node(2)});
   announcer.SetView(view_);
-  for (std::size_t run = 0; run < 300; ++run) announcer.Set(HashOf(run), 10);
+  for (std::size_t run = 0; run < 300; ++run) announcer.Set(Said(run, 10));
   Run(kSimSecond);
   EXPECT_EQ(announcer.untold(), 0u);
   EXPECT_EQ(peers_.announcements_heard, 600u);
@@ -657,10 +768,10 @@ TEST_F(ReplicationTest, DigestsFindWhatAHomeDoesNotKnow) {
                        .withdraw_nanos = 2 * kSimSecond});
   SetView({Node(0), Node(1), Node(2)});
   announcer.SetView(view_);
-  for (std::size_t run = 0; run < 300; ++run) announcer.Set(HashOf(run), 10);
+  for (std::size_t run = 0; run < 300; ++run) announcer.Set(Said(run, 10));
   Run(10 * kSimSecond);
-  for (std::size_t run = 0; run < 50; ++run) announcer.Set(HashOf(run), 0);
-  for (std::size_t run = 50; run < 90; ++run) announcer.Set(HashOf(run), 4);
+  for (std::size_t run = 0; run < 50; ++run) announcer.Set(Said(run, 0));
+  for (std::size_t run = 50; run < 90; ++run) announcer.Set(Said(run, 4));
   Run(10 * kSimSecond);
   SetView({Node(0), Node(1), Node(3)});
   announcer.SetView(view_);
@@ -671,7 +782,7 @@ TEST_F(ReplicationTest, DigestsFindWhatAHomeDoesNotKnow) {
   // A home lost some, and believes in one that is none.
   const auto before = peers_.announced["node-1"];
   peers_.announced["node-1"].erase(peers_.announced["node-1"].begin());
-  peers_.announced["node-1"][std::uint64_t{0xff} << 56] = 3;
+  peers_.announced["node-1"][std::uint64_t{0xff} << 56] = Places(3);
   Run(11 * kSimSecond);
   EXPECT_EQ(announcer.differed(), 2u);
   EXPECT_EQ(peers_.announced["node-1"], before);
@@ -687,35 +798,43 @@ TEST_F(ReplicationTest, DigestsFindWhatAHomeDoesNotKnow) {
 
 TEST_F(ReplicationTest, APointerTableKnowsItsDigests) {
   Digests said = {};
-  const auto say = [&](std::uint64_t hash, std::uint8_t before, std::uint8_t now) {
-    said[DigestOf(hash)] ^= DigestWord({hash, before}) ^ DigestWord({hash, now});
-    pointers_.Announced(Node(1), {{hash, now}});
+  const auto say = [&](std::size_t run, std::size_t before, std::size_t now) {
+    said[DigestOf(HashOf(run))] ^= DigestWord(Said(run, before)) ^ DigestWord(Said(run, now));
+    pointers_.Announced(Node(1), {Said(run, now)});
   };
   SetView({Node(0), Node(1), Node(2)});
-  for (std::size_t run = 0; run < 200; ++run) say(HashOf(run), 0, 5);
-  for (std::size_t run = 0; run < 200; run += 3) say(HashOf(run), 5, 7);
-  for (std::size_t run = 0; run < 200; run += 5) say(HashOf(run), run % 3 == 0 ? 7 : 5, 0);
-  pointers_.Announced(Node(2), {{HashOf(1), 9}});
+  for (std::size_t run = 0; run < 200; ++run) say(run, 0, 5);
+  for (std::size_t run = 0; run < 200; run += 3) say(run, 5, 7);
+  for (std::size_t run = 0; run < 200; run += 5) say(run, run % 3 == 0 ? 7 : 5, 0);
+  pointers_.Announced(Node(2), {Said(1, 9)});
   EXPECT_EQ(pointers_.Compare(Node(1), said), 0u);
-  EXPECT_EQ(pointers_.MostOf(HashOf(1)), 9u);
-  EXPECT_EQ(pointers_.MostOf(HashOf(3)), 7u);
+  EXPECT_EQ(pointers_.HoldersOf(HashOf(1))[0].sketch, Said(1, 9).sketch);
+  EXPECT_EQ(pointers_.HoldersOf(HashOf(3))[0].sketch, Said(3, 7).sketch);
+  // As many blocks, and other ones.
+  Announcement others = Said(1, 5);
+  others.sketch.sum ^= 1;
+  pointers_.Announced(Node(1), {others});
+  EXPECT_EQ(pointers_.Compare(Node(1), said), std::uint64_t{1} << DigestOf(HashOf(1)));
+  pointers_.Announced(Node(1), {Said(1, 5)});
+  said[DigestOf(HashOf(1))] = DigestWord(Said(1, 5));
+  EXPECT_EQ(pointers_.Compare(Node(1), said), 0u);
 
   Digests other = said;
   other[DigestOf(HashOf(1))] ^= 1;
   EXPECT_EQ(pointers_.Compare(Node(1), other), std::uint64_t{1} << DigestOf(HashOf(1)));
-  EXPECT_THAT(pointers_.Find(HashOf(1)), SizeIs(2)) << "believed until node 1 told again";
+  EXPECT_THAT(pointers_.HoldersOf(HashOf(1)), SizeIs(2)) << "believed until node 1 told again";
   Run(PointerTable::kForgetNanos);
-  EXPECT_THAT(pointers_.Find(HashOf(1)), SizeIs(1)) << "which it did not";
-  EXPECT_EQ(pointers_.Find(HashOf(1))[0].holder, "node-2");
+  EXPECT_THAT(pointers_.HoldersOf(HashOf(1)), SizeIs(1)) << "which it did not";
+  EXPECT_EQ(pointers_.HoldersOf(HashOf(1))[0].id, "node-2");
   said[DigestOf(HashOf(1))] = 0;
   EXPECT_EQ(pointers_.Compare(Node(1), said), 0u);
-  say(HashOf(1), 0, 5);
+  say(1, 0, 5);
   EXPECT_EQ(pointers_.Compare(Node(1), said), 0u);
-  EXPECT_THAT(pointers_.Find(HashOf(1)), SizeIs(2));
+  EXPECT_THAT(pointers_.HoldersOf(HashOf(1)), SizeIs(2));
 
   // docs/formats.md
-  EXPECT_EQ(DigestWord({0x0123456789abcdef, 32}), 0x036297ae00861372u);
-  EXPECT_EQ(DigestWord({0x0123456789abcdef, 0}), 0u);
+  EXPECT_EQ(DigestWord(0x0123456789abcdef, 32, 0xfedcba9876543210), 0x0u);
+  EXPECT_EQ(DigestWord(0x0123456789abcdef, 0, 0), 0u);
 }
 
 TEST(ValidRunsTest, OnlyWhatWasAskedForAndCanBe) {
@@ -723,11 +842,18 @@ TEST(ValidRunsTest, OnlyWhatWasAskedForAndCanBe) {
                .fingerprint = kFingerprint,
                .blocks = {.anchor = Key(1, 0), .keys = {Key(1, 0), Key(1, 1)}, .places = {0, 1}},
                .bytes = 2000};
-  const std::vector<std::uint64_t> asked = {HashOf(1), HashOf(2)};
+  const std::vector<RunList> asked = {{HashOf(1), 0}, {HashOf(2), 0}};
   EXPECT_TRUE(ValidRuns(asked, {}));
   EXPECT_TRUE(ValidRuns(asked, {good}));
   EXPECT_FALSE(ValidRuns(asked, {good, good}));
-  EXPECT_FALSE(ValidRuns({HashOf(2)}, {good}));
+  EXPECT_FALSE(ValidRuns({{HashOf(2), 0}}, {good}));
+  // All were skipped: there are no more.
+  HeldRun end = good;
+  end.blocks.keys.clear();
+  end.blocks.places.clear();
+  EXPECT_TRUE(ValidRuns({{HashOf(1), 2}}, {end}));
+  end.more = true;
+  EXPECT_FALSE(ValidRuns({{HashOf(1), 2}}, {end}));
   const auto refused = [&](const std::function<void(HeldRun*)>& change) {
     HeldRun run = good;
     change(&run);

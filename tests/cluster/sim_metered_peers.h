@@ -48,9 +48,9 @@ class SimMeteredPeers : public Peers {
                   std::int64_t deadline, std::function<void(absl::Status)> done) override {
     return peers_.Announce(member, std::move(announcements), deadline, std::move(done));
   }
-  CallId ListRuns(const Member& member, std::vector<std::uint64_t> anchor_hashes,
-                  std::int64_t deadline, Done<std::vector<HeldRun>> done) override {
-    return peers_.ListRuns(member, std::move(anchor_hashes), deadline, std::move(done));
+  CallId ListRuns(const Member& member, std::vector<RunList> lists, std::int64_t deadline,
+                  Done<std::vector<HeldRun>> done) override {
+    return peers_.ListRuns(member, std::move(lists), deadline, std::move(done));
   }
   CallId HandOver(const Member& member, std::vector<Announcement> announcements,
                   std::int64_t deadline, Done<std::vector<std::uint8_t>> done) override {

@@ -90,7 +90,8 @@ Peers::CallId SimPeers::Locate(const Member& member, const Fingerprint& fingerpr
                        events->Uniform(0, static_cast<std::int64_t>(answers.size()) - 1))];
                    answer.present ^= std::uint32_t{1} << events->Uniform(0, 31);
                    for (Pointer& pointer : answer.pointers) {
-                     pointer.count ^= static_cast<std::uint8_t>(1 << events->Uniform(0, 7));
+                     pointer.blocks ^= std::uint32_t{1} << events->Uniform(0, 31);
+                     pointer.perhaps ^= std::uint32_t{1} << events->Uniform(0, 31);
                    }
                    if (events->Chance(0.2)) answers.pop_back();
                  }
@@ -136,34 +137,37 @@ Peers::CallId SimPeers::Announce(const Member& member, std::vector<Announcement>
       });
 }
 
-Peers::CallId SimPeers::ListRuns(const Member& member, std::vector<std::uint64_t> anchor_hashes,
+Peers::CallId SimPeers::ListRuns(const Member& member, std::vector<RunList> lists,
                                  std::int64_t deadline_nanos, Done<std::vector<HeldRun>> done) {
-  KVMILL_CHECK(!anchor_hashes.empty() && anchor_hashes.size() <= kListRunsMax);
-  return Start(
-      member, deadline_nanos, done,
-      [events = &events_, anchor_hashes = std::move(anchor_hashes), done](SimHosts::Host& host) {
-        std::vector<HeldRun> runs = host.service->OnListRuns(anchor_hashes);
-        if (!runs.empty() && events->Chance(host.lies)) {
-          HeldRun& run = runs[static_cast<std::size_t>(
-              events->Uniform(0, static_cast<std::int64_t>(runs.size()) - 1))];
-          switch (events->Uniform(0, 3)) {
-            case 0:
-              run.anchor_hash ^= std::uint64_t{1} << events->Uniform(0, 63);
-              break;
-            case 1:
-              run.bytes = 0;
-              break;
-            case 2:
-              run.blocks.keys.push_back(run.blocks.keys[0]);
-              run.blocks.places.push_back(kRunBlocks - 1);
-              break;
-            default:
-              run.blocks.keys[0] =
-                  *BlockKey::FromBytes(absl::StrCat(run.blocks.keys[0].view(), "?"));
-          }
-        }
-        return [done, runs] { done(runs); };
-      });
+  KVMILL_CHECK(!lists.empty() && lists.size() <= kListRunsMax);
+  return Start(member, deadline_nanos, done,
+               [events = &events_, lists = std::move(lists), done](SimHosts::Host& host) {
+                 std::vector<HeldRun> runs = host.service->OnListRuns(lists);
+                 if (!runs.empty() && !runs[0].blocks.keys.empty() && events->Chance(host.lies)) {
+                   HeldRun& run = runs[static_cast<std::size_t>(
+                       events->Uniform(0, static_cast<std::int64_t>(runs.size()) - 1))];
+                   if (run.blocks.keys.empty()) run = runs[0];
+                   switch (events->Uniform(0, 4)) {
+                     case 0:
+                       run.anchor_hash ^= std::uint64_t{1} << events->Uniform(0, 63);
+                       break;
+                     case 1:
+                       run.bytes = 0;
+                       break;
+                     case 2:
+                       run.blocks.keys.push_back(run.blocks.keys[0]);
+                       run.blocks.places.push_back(kRunBlocks - 1);
+                       break;
+                     case 3:
+                       run.more = !run.more;
+                       break;
+                     default:
+                       run.blocks.keys[0] =
+                           *BlockKey::FromBytes(absl::StrCat(run.blocks.keys[0].view(), "?"));
+                   }
+                 }
+                 return [done, runs] { done(runs); };
+               });
 }
 
 Peers::CallId SimPeers::HandOver(const Member& member, std::vector<Announcement> announcements,

@@ -33,7 +33,7 @@ class SimPeerService {
                                     const std::vector<BlockKey>& keys) = 0;
   // `from`: id, incarnation and address alone.
   virtual void OnAnnounce(const Member& from, const std::vector<Announcement>& announcements) = 0;
-  virtual std::vector<HeldRun> OnListRuns(const std::vector<std::uint64_t>& anchor_hashes) = 0;
+  virtual std::vector<HeldRun> OnListRuns(const std::vector<RunList>& lists) = 0;
   virtual std::vector<std::uint8_t> OnHandOver(const Member& from,
                                                const std::vector<Announcement>& announcements) = 0;
   virtual std::uint64_t OnCompare(const Member& from, const Digests& digests) = 0;
@@ -74,8 +74,8 @@ class SimPeers : public Peers {
               std::int64_t deadline_nanos, Done<std::vector<absl::Status>> done) override;
   CallId Announce(const Member& member, std::vector<Announcement> announcements,
                   std::int64_t deadline_nanos, std::function<void(absl::Status)> done) override;
-  CallId ListRuns(const Member& member, std::vector<std::uint64_t> anchor_hashes,
-                  std::int64_t deadline_nanos, Done<std::vector<HeldRun>> done) override;
+  CallId ListRuns(const Member& member, std::vector<RunList> lists, std::int64_t deadline_nanos,
+                  Done<std::vector<HeldRun>> done) override;
   CallId HandOver(const Member& member, std::vector<Announcement> announcements,
                   std::int64_t deadline_nanos, Done<std::vector<std::uint8_t>> done) override;
   CallId Compare(const Member& member, const Digests& digests, std::int64_t deadline_nanos,

@@ -259,6 +259,7 @@ class Caller {
       v1::ListRunsRequest request;
       request.set_incarnation(world_.boot_id);
       request.add_anchor_hashes(hash);
+      request.add_skips(1);
       return Copy(request);
     }
     if (method.name() == "AskTicket" || method.name() == "AcknowledgeTicket") {
@@ -295,6 +296,9 @@ class Caller {
     request.set_holder_incarnation(world_.boot_id);
     request.add_anchor_hashes(hash);
     request.add_counts(static_cast<std::uint32_t>(world_.keys.size()));
+    request.set_tags(std::string(2 * world_.keys.size(), 'x'));
+    request.add_sums(hash);
+    request.add_blocks(static_cast<std::uint32_t>(world_.keys.size()));
     return Copy(request);
   }
 

@@ -28,6 +28,7 @@
 #include "service/peer_service.h"
 #include "service/thread_loop.h"
 #include "storage/core/mutex.h"
+#include "tests/cluster/sketches.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/storage/tiered_store_fixture.h"
 
@@ -150,6 +151,7 @@ class GrpcPeersTest : public TieredStoreTest {
     for (const std::uint64_t number : numbers) query.keys.push_back(Id(number).key);
     return query;
   }
+  std::uint64_t HashOfKey(std::uint64_t number) { return KeyHash(fingerprint_, Id(number).key); }
   std::uint64_t HashOfAnchor() { return AnchorHash(fingerprint_, Id(1).key); }
 
   // The server's side of one call, without GrpcPeers in between.
@@ -189,25 +191,37 @@ class GrpcPeersTest : public TieredStoreTest {
 
 TEST_F(GrpcPeersTest, ANodeSaysWhatItHasAndWhoToldIt) {
   for (const std::uint64_t number : {1, 2, 4}) ASSERT_TRUE(Put(number).ok());
-  ASSERT_TRUE(Announce(b_, {{HashOfAnchor(), 3}, {77, 1}}).ok());
+  // Of its first three blocks the last is another one than is asked for here.
+  RunSketch said = SketchOfBlocks({{0, HashOfKey(1)}, {1, HashOfKey(2)}, {2, 3000}});
+  ASSERT_TRUE(Announce(b_, {{HashOfAnchor(), said}, {77, Places(1)}}).ok());
+  b_loop_.Run([&] {
+    ASSERT_EQ(answers_->pointers().HoldersOf(HashOfAnchor()).size(), 1u);
+    EXPECT_EQ(answers_->pointers().HoldersOf(HashOfAnchor())[0].sketch, said);
+  });
   const auto answers = Locate(b_, {Query({1, 2}), Query({1, 2, 3, 4}), Query({3})});
   ASSERT_TRUE(answers.ok()) << answers.status();
   ASSERT_EQ(answers->size(), 3u);
   EXPECT_EQ((*answers)[0].present, 0b11u);
   EXPECT_TRUE((*answers)[0].pointers.empty()) << "it has all of them itself";
   EXPECT_EQ((*answers)[1].present, 0b1011u);
-  const Pointer pointer{"a", a_.incarnation, 3};
-  EXPECT_EQ((*answers)[1].pointers, std::vector<Pointer>{pointer});
+  EXPECT_TRUE((*answers)[1].pointers.empty()) << "block 3 is not what was announced";
   EXPECT_EQ((*answers)[2].present, 0u);
-  EXPECT_EQ((*answers)[2].pointers, std::vector<Pointer>{pointer});
+  EXPECT_TRUE((*answers)[2].pointers.empty());
+  const auto pointers = [&](const RunSketch& sketch) {
+    EXPECT_TRUE(Announce(b_, {{HashOfAnchor(), sketch}}).ok());
+    return (*Locate(b_, {Query({1, 2, 3, 4})}))[0].pointers;
+  };
+  said = SketchOfBlocks({{0, HashOfKey(1)}, {1, HashOfKey(2)}, {2, HashOfKey(3)}});
+  EXPECT_EQ(pointers(said), (std::vector<Pointer>{{"a", a_.incarnation, 0b100, 0}}));
+  said = SketchOfBlocks({{0, HashOfKey(1)}, {1, HashOfKey(2)}, {2, 3000}, {2, HashOfKey(3)}});
+  EXPECT_EQ(pointers(said), (std::vector<Pointer>{{"a", a_.incarnation, 0, 0b100}}));
   // It takes its word back.
-  ASSERT_TRUE(Announce(b_, {{HashOfAnchor(), 0}}).ok());
-  EXPECT_TRUE((*Locate(b_, {Query({3})}))[0].pointers.empty());
+  EXPECT_TRUE(pointers({}).empty());
   loop_.Run([this] {
     EXPECT_EQ(peers_->open(), 0u);
     EXPECT_EQ(peers_->connections(), 1u) << "one for all calls";
     const GrpcPeers::PeerStats stats = peers_->stats().at("b");
-    EXPECT_EQ(stats.requests, 4u);
+    EXPECT_EQ(stats.requests, 8u);
     EXPECT_EQ(stats.failures, 0u);
   });
   // What peers ask is no lookup of an engine.
@@ -219,24 +233,27 @@ TEST_F(GrpcPeersTest, AHomeListsTakesOverAndCompares) {
   HeldRun run{.anchor_hash = hash,
               .fingerprint = fingerprint_,
               .blocks = {.anchor = Id(1).key, .keys = {Id(1).key, Id(5).key}, .places = {0, 4}},
-              .bytes = 12345};
-  answers_->SetLister([&](const std::vector<std::uint64_t>& hashes) {
-    return hashes == std::vector<std::uint64_t>{hash, 7} ? std::vector<HeldRun>{run}
-                                                         : std::vector<HeldRun>();
+              .bytes = 12345,
+              .more = true};
+  answers_->SetLister([&](const std::vector<RunList>& lists) {
+    const bool right = lists.size() == 2 && lists[0].anchor_hash == hash && lists[0].skip == 128 &&
+                       lists[1].anchor_hash == 7 && lists[1].skip == 0;
+    return right ? std::vector<HeldRun>{run} : std::vector<HeldRun>();
   });
   const auto runs = Wait<std::vector<HeldRun>>(5000 * kMs, [&](std::int64_t deadline, auto done) {
-    peers_->ListRuns(b_, {hash, 7}, deadline, done);
+    peers_->ListRuns(b_, {{hash, 128}, {7, 0}}, deadline, done);
   });
   ASSERT_TRUE(runs.ok()) << runs.status();
   ASSERT_EQ(runs->size(), 1u);
-  EXPECT_TRUE(ValidRuns({hash, 7}, *runs));
+  EXPECT_TRUE(ValidRuns({{hash, 128}, {7, 0}}, *runs));
   EXPECT_EQ((*runs)[0].blocks.keys, run.blocks.keys);
   EXPECT_EQ((*runs)[0].blocks.places, run.blocks.places);
   EXPECT_EQ((*runs)[0].bytes, 12345u);
+  EXPECT_TRUE((*runs)[0].more);
 
   const auto hand_over = [&] {
     return Wait<std::vector<std::uint8_t>>(5000 * kMs, [&](std::int64_t deadline, auto done) {
-      peers_->HandOver(b_, {{hash, 3}, {7, 2}}, deadline, done);
+      peers_->HandOver(b_, {{hash, Places(3)}, {7, Places(2)}}, deadline, done);
     });
   };
   EXPECT_EQ(hand_over().status().code(), absl::StatusCode::kUnavailable) << "it keeps nothing";
@@ -249,7 +266,7 @@ TEST_F(GrpcPeersTest, AHomeListsTakesOverAndCompares) {
         b_loop_, *b_peers, health, answers_->pointers(),
         Replicator::Options{
             .self_id = "b",
-            .held = [&](std::uint64_t anchor) -> std::uint8_t { return anchor == hash ? 3 : 1; },
+            .held = [&](std::uint64_t anchor) { return Places(anchor == hash ? 3 : 1); },
             .bytes = [](const Fingerprint&, const BlockKey&) { return std::uint64_t{0}; }});
     replicator->SetView(ViewOf({a_, b_}));
     answers_->SetReplicator(replicator.get());
@@ -400,6 +417,12 @@ TEST_F(GrpcPeersTest, WhatIsOutOfBoundsIsRefusedByValueAndLimit) {
             "3 count 33: a run has 32 blocks");
   EXPECT_EQ(announce([](auto* request) { request->add_counts(1); }),
             "3 2 counts: want one for each of 1 anchors");
+  EXPECT_EQ(announce([](auto* request) { request->add_sums(1), request->add_sums(1); }),
+            "3 2 sums: want one for each of 1 anchors");
+  EXPECT_EQ(announce([](auto* request) { request->add_blocks(1), request->add_blocks(1); }),
+            "3 2 numbers of blocks: want one for each of 1 anchors");
+  EXPECT_EQ(announce([](auto* request) { request->set_tags("abc"); }),
+            "3 3 bytes of tags: want 2 for each of 1 places");
   EXPECT_THAT(announce([](auto* request) { request->set_holder("a b"); }), HasSubstr("\"a b\""));
   EXPECT_EQ(announce([](auto* request) { request->set_holder_incarnation(""); }),
             "3 incarnation of 0 bytes: want 16");
@@ -410,6 +433,12 @@ TEST_F(GrpcPeersTest, WhatIsOutOfBoundsIsRefusedByValueAndLimit) {
   EXPECT_EQ((Ask<v1::ListRunsRequest, v1::ListRunsReply>(&v1::Peer::Stub::ListRuns, list)
                  .error_message()),
             "65 anchors in one request: at most 64");
+  list.clear_anchor_hashes();
+  list.add_anchor_hashes(1);
+  for (int i = 0; i < 2; ++i) list.add_skips(1);
+  EXPECT_EQ((Ask<v1::ListRunsRequest, v1::ListRunsReply>(&v1::Peer::Stub::ListRuns, list)
+                 .error_message()),
+            "2 skips: want one for each of 1 anchors");
   v1::CompareRequest compare;
   compare.set_holder("a");
   compare.set_holder_incarnation(a_.incarnation);

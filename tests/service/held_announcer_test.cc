@@ -8,6 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/cluster/sim_loop.h"
+#include "tests/cluster/sketches.h"
 
 namespace kvmill {
 namespace {
@@ -30,7 +31,7 @@ class HeldAnnouncerTest : public ::testing::Test {
   std::size_t set_in_task_ = 0;
   std::optional<HeldAnnouncer> announcer_{
       std::in_place, loop_, [this](const Announcement& announcement) {
-        set_[announcement.anchor_hash].push_back(announcement.count);
+        set_[announcement.anchor_hash].push_back(announcement.sketch.count);
         ++set_in_task_;
       }};
 };
@@ -43,8 +44,7 @@ TEST_F(HeldAnnouncerTest, BringsTheLastCountOfEachAnchorSomeAtATime) {
       for (std::uint64_t first = 0; first < kAnchors; first += 100) {
         std::vector<Announcement> changes;
         for (std::uint64_t n = first; n < first + 100; ++n) {
-          changes.push_back(
-              {n, static_cast<std::uint8_t>(1 + (n + static_cast<std::uint64_t>(round)) % 32)});
+          changes.push_back({n, Places(1 + (n + static_cast<std::uint64_t>(round)) % 32)});
         }
         announcer_->Changed(changes);
       }
@@ -61,13 +61,13 @@ TEST_F(HeldAnnouncerTest, BringsTheLastCountOfEachAnchorSomeAtATime) {
 
   announcer_->Changed({});
   EXPECT_EQ(loop_.waiting(), 0u);
-  announcer_->Changed({{7, 0}});
+  announcer_->Changed({{7, {}}});
   RunLoop();
   EXPECT_EQ(set_[7].back(), 0);
 }
 
 TEST_F(HeldAnnouncerTest, SaysNothingOnceItIsGone) {
-  announcer_->Changed({{7, 1}});
+  announcer_->Changed({{7, Places(1)}});
   announcer_.reset();
   EXPECT_EQ(RunLoop(), 0u);
   EXPECT_TRUE(set_.empty());

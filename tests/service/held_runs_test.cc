@@ -23,6 +23,7 @@
 #include "kernels/float16.h"
 #include "storage/core/mutex.h"
 #include "storage/rocks_disk_store.h"
+#include "tests/cluster/sketches.h"
 #include "tests/storage/disk_store_fixture.h"
 #include "tests/storage/faulty_disk_store.h"
 
@@ -86,9 +87,9 @@ class HeldRunsTest : public ::testing::Test {
     held_->Start(*store_, [this](absl::Span<const Announcement> changes) {
       MutexLock lock(told_mu_);
       for (const Announcement& change : changes) {
-        EXPECT_NE(told_[change.anchor_hash], change.count);
-        told_[change.anchor_hash] = change.count;
-        if (change.count == 0) told_.erase(change.anchor_hash);
+        EXPECT_NE(told_[change.anchor_hash], change.sketch);
+        told_[change.anchor_hash] = change.sketch;
+        if (change.sketch.count == 0) told_.erase(change.anchor_hash);
       }
     });
   }
@@ -201,18 +202,23 @@ class HeldRunsTest : public ::testing::Test {
         }
       }
     }
-    std::map<std::uint64_t, std::uint8_t> counts;
+    std::map<std::uint64_t, RunSketch> sketches;
     for (const auto& [anchor_hash, run] : runs) {
       std::uint8_t without_gap = 0;
       while (run.places.contains(without_gap)) ++without_gap;
-      const std::uint8_t count = held_->CountOf(anchor_hash);
+      const std::uint8_t count = CountOf(anchor_hash);
       if (count < run.prefix || count > (run.shared ? without_gap : run.prefix)) {
         return absl::StrFormat("a count of %d: the prefix is of %d, places without a gap %d", count,
                                run.prefix, without_gap);
       }
-      if (count > 0) counts[anchor_hash] = count;
+      if (count > 0) sketches[anchor_hash] = held_->SketchOf(anchor_hash);
       const HeldRuns::Run said = held_->RunOf(anchor_hash, 1000);
       if (said.blocks.size() < run.prefix) return "blocks of a prefix are missing";
+      std::vector<std::pair<std::size_t, std::uint64_t>> hashes;
+      for (const HeldRuns::Run::Block& block : said.blocks) {
+        hashes.emplace_back(block.place, HashOfKey(block.key));
+      }
+      if (held_->SketchOf(anchor_hash) != SketchOfBlocks(hashes)) return "a sketch of other blocks";
       int place = 0;
       for (const HeldRuns::Run::Block& block : said.blocks) {
         const std::string key(block.key.view());
@@ -229,7 +235,10 @@ class HeldRunsTest : public ::testing::Test {
       return absl::StrCat(held_->stats().blocks, " blocks, ", listed.size(), " are listed");
     }
     MutexLock lock(told_mu_);
-    return told_ == counts ? "" : "the listener heard something else";
+    return told_ == sketches ? "" : "the listener heard something else";
+  }
+  std::uint8_t CountOf(std::uint64_t anchor_hash) const {
+    return held_->SketchOf(anchor_hash).count;
   }
   // The disk drops epochs when it likes, so that the store may never rest; but it does soon.
   void ExpectAgrees(const std::vector<Sequence>& sequences) {
@@ -241,7 +250,7 @@ class HeldRunsTest : public ::testing::Test {
     }
     ADD_FAILURE() << difference;
   }
-  std::map<std::uint64_t, std::uint8_t> Told() {
+  std::map<std::uint64_t, RunSketch> Told() {
     MutexLock lock(told_mu_);
     return told_;
   }
@@ -253,7 +262,7 @@ class HeldRunsTest : public ::testing::Test {
   NamespaceId space_ = 0, other_ = 0;
   Fingerprint fingerprint_{};
   Mutex told_mu_;
-  std::map<std::uint64_t, std::uint8_t> told_ ABSL_GUARDED_BY(told_mu_);
+  std::map<std::uint64_t, RunSketch> told_ ABSL_GUARDED_BY(told_mu_);
 };
 
 TEST_F(HeldRunsTest, CountsTheFirstBlocksOfWhichAllGroupsAreHere) {
@@ -263,7 +272,7 @@ TEST_F(HeldRunsTest, CountsTheFirstBlocksOfWhichAllGroupsAreHere) {
   // Backwards, as threads may seal them, and first one group of all.
   for (std::uint8_t group = 0; group < kGroups; ++group) {
     held_->WaitSettled();
-    EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 0);
+    EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), 0);
     for (std::size_t i = sequence.keys.size(); i-- > 0;) {
       ASSERT_TRUE(Put(space_, sequence.keys[i], OriginOf(sequence, i), group).ok());
     }
@@ -282,23 +291,27 @@ TEST_F(HeldRunsTest, CountsTheFirstBlocksOfWhichAllGroupsAreHere) {
                     .ok());
   }
   held_->WaitSettled();
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 32);
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[32])), 8);
+  EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), 32);
+  EXPECT_EQ(CountOf(HashOfKey(sequence.keys[32])), 8);
   EXPECT_EQ(held_->stats().blocks, 40u);
   EXPECT_EQ(held_->stats().waiting, 0u);
   EXPECT_EQ(held_->stats().walks, 1u);
   EXPECT_THAT(Told(), SizeIs(2));
-  const HeldRuns::Run run = held_->RunOf(HashOfKey(sequence.keys[32]), 5);
-  ASSERT_THAT(run.blocks, SizeIs(5));
-  for (std::size_t i = 0; i < 5; ++i) {
-    EXPECT_EQ(run.blocks[i].key, sequence.keys[32 + i]);
-    EXPECT_EQ(run.blocks[i].place, i);
+  for (const std::size_t skip : {0u, 5u}) {
+    const HeldRuns::Run run = held_->RunOf(HashOfKey(sequence.keys[32]), 5, skip);
+    ASSERT_THAT(run.blocks, SizeIs(skip == 0 ? 5 : 3));
+    EXPECT_EQ(run.more, skip == 0);
+    for (std::size_t i = 0; i < run.blocks.size(); ++i) {
+      EXPECT_EQ(run.blocks[i].key, sequence.keys[32 + skip + i]);
+      EXPECT_EQ(run.blocks[i].place, skip + i);
+    }
   }
+  EXPECT_THAT(held_->RunOf(HashOfKey(sequence.keys[32]), 5, 9).blocks, IsEmpty());
 
   // One group of one block goes.
   ASSERT_TRUE(store_->Remove(space_, {sequence.keys[35]}).ok());
   held_->WaitSettled();
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[32])), 3);
+  EXPECT_EQ(CountOf(HashOfKey(sequence.keys[32])), 3);
   ASSERT_TRUE(store_->Clear(space_).ok());
   held_->WaitSettled();
   EXPECT_EQ(held_->stats().blocks, 0u);
@@ -312,7 +325,7 @@ TEST_F(HeldRunsTest, RunsThatWereUsedMoreComeFirst) {
   for (std::uint64_t n = 0; n < 3; ++n) {
     const Sequence sequence = Straight(n, 2);
     for (std::size_t i = 0; i < 2; ++i) PutWhole(sequence, i);
-    runs.push_back({HashOfKey(sequence.keys[0]), 2});
+    runs.push_back({HashOfKey(sequence.keys[0]), Places(2)});
   }
   held_->WaitSettled();
   const auto use = [&](std::uint64_t n, std::size_t index, int times) {
@@ -377,7 +390,7 @@ TEST_F(HeldRunsTest, CopiesOfPeersAreCountedByTheirAnchorAndMovesChangeNothing) 
       OpenRocks();
     }
     held_->WaitSettled();
-    EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 0);
+    EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), 0);
     EXPECT_EQ(held_->stats().waiting, 0u);
     for (std::size_t i = 1; i < sequence.keys.size(); ++i) {
       const auto place = held_->PlaceOf(fingerprint_, sequence.keys[i]);
@@ -388,11 +401,11 @@ TEST_F(HeldRunsTest, CopiesOfPeersAreCountedByTheirAnchorAndMovesChangeNothing) 
   }
   PutWhole(sequence, 0);
   ExpectAgrees({sequence});
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 8);
+  EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), 8);
   ASSERT_TRUE(store_->Flush().ok());
   ASSERT_TRUE(store_->Evict(Tier::kHost, 1 << 30).ok());
   held_->WaitSettled();
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 8) << "they are on disk";
+  EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), 8) << "they are on disk";
 }
 
 TEST_F(HeldRunsTest, WhatTheDiskLosesIsGone) {
@@ -405,17 +418,17 @@ TEST_F(HeldRunsTest, WhatTheDiskLosesIsGone) {
   ASSERT_TRUE(store_->Flush().ok());
   ASSERT_TRUE(store_->Evict(Tier::kHost, 1 << 30).ok());
   ExpectAgrees({sequence});
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 4);
+  EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), 4);
   // One group of block 2, by the cap.
   faulty.Evict({DiskBlockId{fingerprint_, 1, sequence.keys[2]}});
   ExpectAgrees({sequence});
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 2);
+  EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), 2);
   // Damaged copies: found by a fetch.
   faulty.flip_read = true;
   EXPECT_FALSE(store_->Fetch({space_, 0, sequence.keys[1]}).ok());
   faulty.flip_read = false;
   ExpectAgrees({sequence});
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 1);
+  EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), 1);
 }
 
 TEST_F(HeldRunsTest, AFullQueueIsMadeUpForByAWalk) {
@@ -437,8 +450,8 @@ TEST_F(HeldRunsTest, AFullQueueIsMadeUpForByAWalk) {
   ASSERT_TRUE(store_->Remove(space_, sequences[1].keys).ok());
   ExpectAgrees(sequences);
   EXPECT_GT(held_->stats().dropped, before.dropped);
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequences[1].keys[0])), 0);
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequences[2].keys[32])), 8);
+  EXPECT_EQ(CountOf(HashOfKey(sequences[1].keys[0])), 0);
+  EXPECT_EQ(CountOf(HashOfKey(sequences[2].keys[32])), 8);
 }
 
 TEST_F(HeldRunsTest, CatchesUpWithWhatWasStoredWhateverElseComes) {
@@ -455,7 +468,7 @@ TEST_F(HeldRunsTest, CatchesUpWithWhatWasStoredWhateverElseComes) {
   for (std::size_t i = 0; i < sequence.keys.size(); ++i) {
     PutWhole(sequence, i);
     EXPECT_TRUE(held_->CatchUp(std::chrono::seconds(30)));
-    EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), i + 1);
+    EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), i + 1);
   }
   stop = true;
   others.join();

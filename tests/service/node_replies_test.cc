@@ -104,9 +104,9 @@ TEST_F(NodeRepliesTest, WhatANodeHasOfRuns) {
   std::vector<RunAnswer> right_answers(3);
   right_answers[0].present = 1;
   right_answers[1].present = 2;
-  right_answers[1].pointers = {{"node-a", std::string(16, 'i'), 2}};
-  right_answers[2].pointers = {{"node-a", std::string(16, 'i'), 3},
-                               {"node-b", std::string(16, 'j'), 32}};
+  right_answers[1].pointers = {{"node-a", std::string(16, 'i'), 1, 2}};
+  right_answers[2].pointers = {{"node-a", std::string(16, 'i'), 3, 0},
+                               {"node-b", std::string(16, 'j'), 0, 7}};
   ToProto(right_answers, &right);
   Mutate(right, [&](const v1::LocateReply& reply) {
     const std::vector<RunAnswer> answers = FromProto(reply);
@@ -114,7 +114,7 @@ TEST_F(NodeRepliesTest, WhatANodeHasOfRuns) {
     EXPECT_EQ(answers.size(), 3u);
     for (std::size_t i = 0; i < answers.size(); ++i) {
       EXPECT_EQ(answers[i].present >> queries[i].keys.size(), 0u) << "more than was asked for";
-      EXPECT_LE(answers[i].pointers.size(), 4u);
+      EXPECT_LE(answers[i].pointers.size(), 16u);
       const v1::LocatedRun& said = reply.runs(static_cast<int>(i));
       if (static_cast<std::size_t>(said.pointers_size()) != answers[i].pointers.size()) {
         ADD_FAILURE() << "something was understood in part";
@@ -124,8 +124,10 @@ TEST_F(NodeRepliesTest, WhatANodeHasOfRuns) {
         const Pointer& pointer = answers[i].pointers[p];
         EXPECT_TRUE(CheckName("holder", pointer.holder).ok()) << pointer.holder;
         EXPECT_EQ(pointer.incarnation.size(), 16u);
-        EXPECT_TRUE(pointer.count >= 1 && pointer.count <= 32) << int{pointer.count};
-        EXPECT_EQ(std::uint32_t{pointer.count}, said.pointers(static_cast<int>(p)).count());
+        EXPECT_EQ(pointer.blocks & pointer.perhaps, 0u);
+        EXPECT_EQ((pointer.blocks | pointer.perhaps) >> queries[i].keys.size(), 0u);
+        EXPECT_EQ(pointer.blocks, said.pointers(static_cast<int>(p)).blocks());
+        EXPECT_EQ(pointer.perhaps, said.pointers(static_cast<int>(p)).perhaps());
       }
     }
     return true;
@@ -221,7 +223,7 @@ TEST_F(NodeRepliesTest, RunsThatAreHeld) {
     return f;
   }();
   std::vector<HeldRun> runs(2);
-  std::vector<std::uint64_t> asked;
+  std::vector<RunList> asked;
   for (int i = 0; i < 2; ++i) {
     HeldRun& run = runs[static_cast<std::size_t>(i)];
     run.fingerprint = fingerprint;
@@ -230,7 +232,7 @@ TEST_F(NodeRepliesTest, RunsThatAreHeld) {
     run.blocks.keys = {Key(i), Key(i + 1)};
     run.blocks.places = {0, 1};
     run.bytes = 1000;
-    asked.push_back(run.anchor_hash);
+    asked.push_back({run.anchor_hash, 0});
     mutator_.Know("anchor_hash", run.anchor_hash);
   }
   v1::ListRunsReply right;
@@ -241,7 +243,8 @@ TEST_F(NodeRepliesTest, RunsThatAreHeld) {
     std::set<std::uint64_t> seen;
     for (const HeldRun& run : *read) {
       EXPECT_TRUE(seen.insert(run.anchor_hash).second) << "twice";
-      EXPECT_TRUE(run.anchor_hash == asked[0] || run.anchor_hash == asked[1]);
+      EXPECT_TRUE(run.anchor_hash == asked[0].anchor_hash ||
+                  run.anchor_hash == asked[1].anchor_hash);
       EXPECT_TRUE(!run.blocks.keys.empty() && run.blocks.keys.size() <= kListKeysMax);
       EXPECT_EQ(run.blocks.keys.size(), run.blocks.places.size());
       for (const std::uint8_t place : run.blocks.places) EXPECT_LT(place, 32);

@@ -1,0 +1,43 @@
+#include "service/cluster/run_sketch.h"
+
+#include <algorithm>
+
+namespace kvmill {
+
+Holds HoldsBlock(const RunSketch& sketch, std::size_t place, std::uint64_t key_hash) {
+  if (place >= sketch.count) return Holds::kNo;
+  const std::uint16_t tag = sketch.tags[place];
+  if (tag == RunSketch::kSeveral) return Holds::kPerhaps;
+  return tag == TagOf(key_hash) ? Holds::kYes : Holds::kNo;
+}
+
+Holds HoldsAll(const RunSketch& mine, const RunSketch& theirs) {
+  if (theirs.count == 0) return Holds::kYes;
+  if (mine.count == theirs.count && mine.blocks == theirs.blocks && mine.sum == theirs.sum) {
+    return Holds::kYes;
+  }
+  if (mine.count < theirs.count) return Holds::kNo;
+  // As many places and other blocks: behind a gap, or two whose tags are the same by chance.
+  Holds holds = mine.count == theirs.count ? Holds::kPerhaps : Holds::kYes;
+  for (std::size_t place = 0; place < theirs.count; ++place) {
+    const std::uint16_t own = mine.tags[place], other = theirs.tags[place];
+    if (own == RunSketch::kSeveral) {
+      holds = Holds::kPerhaps;
+    } else if (own != other) {
+      return Holds::kNo;
+    }
+  }
+  return holds;
+}
+
+std::uint8_t CommonPlaces(const RunSketch& mine, const RunSketch& theirs) {
+  const std::uint8_t most = std::min(mine.count, theirs.count);
+  std::uint8_t place = 0;
+  while (place < most && mine.tags[place] == theirs.tags[place] &&
+         mine.tags[place] != RunSketch::kSeveral) {
+    ++place;
+  }
+  return place;
+}
+
+}  // namespace kvmill
