@@ -25,6 +25,7 @@
 #include <map>
 #include <string>
 
+#include "absl/status/status.h"
 #include "storage/core/tier.h"
 
 namespace kvmill {
@@ -49,6 +50,10 @@ struct TenantUsage {
   TenantQuota quota;
   std::uint64_t rejections = 0;  // Blocks that its hard quota refused, since the start.
 };
+
+// Whether this RESOURCE_EXHAUSTED of the store is the tenant's hard quota, so that there may be
+// room for others.
+bool IsQuotaRefusal(const absl::Status& status);
 
 // How many blocks a tenant has, each counted in the fastest tier that it is in. Values read one
 // after the other.

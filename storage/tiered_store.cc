@@ -403,6 +403,16 @@ absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::FindNamespace(
   return InfoOf(*space, space->name);
 }
 
+absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::FindAnyNamespace(
+    const Fingerprint& fingerprint) const {
+  const OpenedNamespace* space = impl_->namespaces_.Find(fingerprint);
+  if (space == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("namespace ", ToHex(fingerprint), " is not known here"));
+  }
+  return InfoOf(*space, space->name);
+}
+
 absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::FindNamespace(NamespaceId id) const {
   const OpenedNamespace* space = impl_->namespaces_.Find(id);
   if (space == nullptr) return absl::NotFoundError(absl::StrCat("namespace ", id, " is not open"));

@@ -138,6 +138,8 @@ class TieredStore {
   absl::StatusOr<NamespaceInfo> FindNamespace(absl::string_view tenant,
                                               const Fingerprint& fingerprint) const;
   absl::StatusOr<NamespaceInfo> FindNamespace(NamespaceId id) const;
+  // Of whichever tenant it is: for those who know for whom they ask. NOT_FOUND when it is not open.
+  absl::StatusOr<NamespaceInfo> FindAnyNamespace(const Fingerprint& fingerprint) const;
   std::vector<NamespaceInfo> Namespaces() const;
   // What a namespace stored since the start, also of what is gone again.
   struct NamespaceStored {

@@ -25,6 +25,10 @@ constexpr absl::string_view kRefusalPayload = "kvmill.hard_quota";
 
 }  // namespace
 
+bool IsQuotaRefusal(const absl::Status& status) {
+  return status.GetPayload(kRefusalPayload).has_value();
+}
+
 absl::Status TieredStore::Impl::Charge(TenantId tenant, std::uint64_t bytes, absl::Duration wait,
                                        TenantCharge* charge) {
   TenantAccount& account = accounts_[tenant];
@@ -68,7 +72,7 @@ absl::Status TieredStore::Impl::Charge(TenantId tenant, std::uint64_t bytes, abs
 }
 
 void TieredStore::Impl::CountRefusal(TenantId tenant, const absl::Status& why) {
-  if (!why.GetPayload(kRefusalPayload).has_value()) return;
+  if (!IsQuotaRefusal(why)) return;
   accounts_[tenant].rejections.fetch_add(1, std::memory_order_relaxed);
 }
 
