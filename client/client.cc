@@ -143,6 +143,7 @@ absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info
   ns.name = info.name();
   KVMILL_ASSIGN_OR_RETURN(ns.fingerprint, FingerprintFromBytes(info.fingerprint()));
   KVMILL_ASSIGN_OR_RETURN(ns.spec, FromProto(info.spec()));
+  ns.spec.tenant = info.tenant();
   KVMILL_RETURN_IF_ERROR(ValidateNamespace(ns.spec));
   return ns;
 }

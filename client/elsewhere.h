@@ -13,7 +13,7 @@
 namespace kvmill {
 
 // Of a lookup, fetch or map. By default it looks wherever the keys say. Without effect on a daemon
-// that is in no cluster, and for callers of another tenant than the daemon's own.
+// that is in no cluster, and for callers of a tenant that its nodes do not share.
 struct Elsewhere {
   bool local_only = false;  // Nowhere.
   std::string hint;         // Node id of who probably has them, and is asked first; empty: nobody.

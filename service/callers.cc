@@ -30,7 +30,7 @@ Credentials ShownBy(const grpc::ServerContextBase& call) {
 
 std::string TenantOf(uid_t uid, uid_t own_uid) {
   if (uid == own_uid || uid == 0) return kDefaultTenant;
-  return absl::StrCat("uid-", uid);
+  return absl::StrCat(kLocalTenantPrefix, uid);
 }
 
 std::string HostOfPeer(absl::string_view peer) {

@@ -15,13 +15,10 @@
 #include "service/identities.h"
 #include "service/local_door.h"
 #include "service/local_peers.h"
+#include "service/tenants.h"
 #include "storage/core/mutex.h"
 
 namespace kvmill {
-
-// The tenant of the daemon's own uid and root, and of everybody who comes over TCP and of whom
-// nobody says otherwise (service/identities.h).
-inline constexpr const char* kDefaultTenant = "default";
 
 // Of a local client: kDefaultTenant, or "uid-N".
 std::string TenantOf(uid_t uid, uid_t own_uid);

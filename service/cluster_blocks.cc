@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "service/callers.h"
 #include "service/cluster/anchor.h"
 #include "service/request.h"
 #include "storage/core/log.h"
@@ -44,9 +43,9 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, PeerClients& client
       store_(store),
       options_(options),
       peer_nanos_(options.peer_nanos),
-      answers_(loop, store, PointerTable::Options()),
+      answers_(loop, store, PointerTable::Options(), options.shared),
       health_(loop.clock()),
-      pull_(loop, store, clients, options.pull),
+      pull_(loop, store, clients, PullOptions(options)),
       peers_(loop, options.self, PullerOf(pull_), options.tls),
       lookup_(
           loop, peers_, health_,
@@ -77,6 +76,12 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, PeerClients& client
 ClusterBlocks::~ClusterBlocks() {
   loop_.Cancel(stats_timer_);
   loop_.Cancel(close_timer_);
+}
+
+PeerPull::Options ClusterBlocks::PullOptions(const Options& options) {
+  PeerPull::Options pull = options.pull;
+  pull.shared = options.shared;
+  return pull;
 }
 
 Replicator::Options ClusterBlocks::ReplicatorOptions() {
@@ -123,7 +128,7 @@ void ClusterBlocks::Learn(const NamespaceQuestion& question, const std::string& 
 }
 
 std::uint64_t ClusterBlocks::BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const {
-  const auto space = store_.FindNamespace(kDefaultTenant, fingerprint);
+  const auto space = options_.shared.Find(store_, fingerprint);
   if (!space.ok() || !store_.Present(space->id, {&key, 1})[0]) return 0;
   return BlockBytes(space->spec);
 }

@@ -34,6 +34,7 @@
 #include "service/peer_answers.h"
 #include "service/peer_clients.h"
 #include "service/peer_pull.h"
+#include "service/tenants.h"
 #include "storage/core/mutex.h"
 #include "storage/tiered_store.h"
 
@@ -53,8 +54,9 @@ class ClusterBlocks {
     RateLimit::Options replication;
     const HeldRuns* held = nullptr;         // Of the store; outlives this.
     std::int64_t peer_nanos = 200'000'000;  // That a lookup waits for peers, and one call to one.
-    PeerPull::Options pull;
-    TlsFiles tls;  // Of connections to peers.
+    PeerPull::Options pull;                 // Its `shared` is taken from here.
+    SharedTenants shared;  // Whose blocks this node asks others for, and tells them of.
+    TlsFiles tls;          // Of connections to peers.
   };
 
   // Made on the loop, and destroyed there or when it has stopped. The others outlive it.
@@ -85,9 +87,9 @@ class ClusterBlocks {
   bool Bring(const TieredStore::NamespaceInfo& space, absl::Span<const BlockKey> keys,
              const Elsewhere& elsewhere, TimePoint deadline, BlockBringer::Progress progress);
 
-  // A namespace of the daemons' own tenant that this node does not know: another node is asked, and
-  // it is open here when `done` has it. Errors as NamespaceLearner::Learn, or why it could not be
-  // opened.
+  // A namespace that this node does not know, of a tenant that is shared: another node is asked,
+  // and it is open here when `done` has it. Errors as NamespaceLearner::Learn, or why it could not
+  // be opened.
   void Learn(const NamespaceQuestion& question, const std::string& hint, TimePoint deadline,
              std::function<void(absl::StatusOr<TieredStore::NamespaceInfo>)> done);
 
@@ -139,6 +141,7 @@ class ClusterBlocks {
   }
 
  private:
+  static PeerPull::Options PullOptions(const Options& options);
   Replicator::Options ReplicatorOptions();
   NamespaceLearner::Options LearnerOptions();
   std::vector<HeldRun> ListRuns(const std::vector<RunList>& lists) const;

@@ -197,6 +197,12 @@ TlsFiles EtcdTlsOf(const Config& config) {
   return {config.etcd_ca, config.etcd_cert, config.etcd_key, ""};
 }
 
+SharedTenants SharedTenantsOf(const Config& config) {
+  const bool nodes_are_known = config.tls.enabled();
+  return SharedTenants(
+      {.named = nodes_are_known, .local_users = nodes_are_known && config.share_uids});
+}
+
 absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,
                                                           const std::string& listen,
                                                           const std::string& admin,
@@ -231,6 +237,11 @@ absl::Status CheckCluster(const Config& config) {
   if (config.listen.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--cluster ", config.cluster, ": needs --listen HOST:PORT, where peers reach this node"));
+  }
+  if (config.share_uids && !config.tls.enabled()) {
+    return absl::FailedPreconditionError(
+        "--share-uids: needs --tls-cert, --tls-key and --tls-ca: without them whoever reaches "
+        "--listen is a node, and would have the blocks of every user");
   }
   for (const auto& [name, value] :
        {std::pair<const char*, absl::Duration>("lease-ttl", config.lease_ttl),

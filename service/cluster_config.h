@@ -13,6 +13,7 @@
 #include "service/cluster/membership.h"
 #include "service/config.h"
 #include "service/etcd/etcd_servers.h"
+#include "service/tenants.h"
 
 namespace kvmill {
 
@@ -29,6 +30,9 @@ absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config);
 
 // Of the connections to etcd.
 TlsFiles EtcdTlsOf(const Config& config);
+
+// Whose blocks this node shares with others.
+SharedTenants SharedTenantsOf(const Config& config);
 
 // The id of this node: --node-id, or else the host's name.
 std::string NodeIdOf(const Config& config);

@@ -307,6 +307,10 @@ const std::vector<Option>& Options() {
       Reloadable(Bytes("replication-rate",
                        "Bytes a second at which this node copies blocks of others to keep.",
                        &Config::replication_rate, kReplicationRateMin)),
+      Switch("share-uids",
+             "Blocks of users of the hosts (tenants uid-N) are shared between nodes, too: a number "
+             "is one user on all of them. Needs TLS.",
+             &Config::share_uids),
       Begins("etcd", Text("etcd-ca", "FILE", "PEM authority of etcd's servers; none: no TLS.",
                           &Config::etcd_ca)),
       Text("etcd-cert", "FILE", "PEM certificate that etcd gets.", &Config::etcd_cert),

@@ -76,6 +76,7 @@ struct Config {
   absl::Duration member_grace = absl::Seconds(30);
   std::uint32_t copies = 0;
   std::uint64_t replication_rate = std::uint64_t{64} << 20;  // Bytes a second.
+  bool share_uids = false;
   absl::Duration peer_timeout = absl::Milliseconds(200);
   std::string etcd_ca;  // Files; empty: none.
   std::string etcd_cert;

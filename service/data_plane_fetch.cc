@@ -39,10 +39,13 @@ void DataPlane::StartFetch(const PeerPtr& peer, const v1::DataFetch& request,
     return absl::OkStatus();
   }();
   if (!status.ok()) return fetch->call->Respond({.status = status});
-  absl::StatusOr<TieredStore::NamespaceInfo> ns = Resolve(*peer, request.fingerprint());
-  if (ns.ok()) return FetchFrom(*std::move(ns), fetch);
   v1::NamespaceRef ref;
   ref.set_fingerprint(request.fingerprint());
+  // Nodes that copy ask so: `local_only`.
+  absl::StatusOr<TieredStore::NamespaceInfo> ns = fetch->elsewhere.local_only
+                                                      ? context_.ResolveForNode(peer->caller, ref)
+                                                      : context_.Resolve(peer->caller, ref);
+  if (ns.ok()) return FetchFrom(*std::move(ns), fetch);
   Caller caller = peer->caller;
   caller.request = fetch->request;
   if (!context_.Learn(ns.status(), caller, ref, fetch->elsewhere, DeadlineOf(*fetch),

@@ -1,6 +1,7 @@
 #include "service/engine_service.h"
 
 #include <memory>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
@@ -56,13 +57,15 @@ grpc::ServerUnaryReactor* EngineService::Describe(grpc::CallbackServerContext* c
                                                   const v1::DescribeRequest* request,
                                                   v1::NamespaceInfo* reply) {
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  const auto answer = [reactor, reply](const absl::StatusOr<TieredStore::NamespaceInfo>& info) {
+  const absl::StatusOr<Caller> caller = Enter(context_, *call);
+  const auto answer = [reactor, reply, tenant = caller.ok() ? caller->tenant : std::string()](
+                          const absl::StatusOr<TieredStore::NamespaceInfo>& info) {
     if (info.ok()) FillNamespace(*info, reply);
+    if (info.ok() && info->spec.tenant != tenant) reply->set_tenant(info->spec.tenant);
     reactor->Finish(StatusToGrpc(info.status()));
   };
-  const absl::StatusOr<Caller> caller = Enter(context_, *call);
   const absl::StatusOr<TieredStore::NamespaceInfo> info =
-      caller.ok() ? context_.Resolve(*caller, request->namespace_()) : caller.status();
+      caller.ok() ? context_.ResolveForNode(*caller, request->namespace_()) : caller.status();
   if (!caller.ok() || info.ok() ||
       !context_.Learn(info.status(), *caller, request->namespace_(), Elsewhere(), call->deadline(),
                       answer)) {

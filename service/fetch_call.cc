@@ -70,7 +70,10 @@ absl::Status FetchCall::Begin(const absl::StatusOr<Caller>& caller,
   }
   KVMILL_ASSIGN_OR_RETURN(keys_, KeysFromProto(fetch.keys()));
   KVMILL_ASSIGN_OR_RETURN(const Elsewhere elsewhere, FromProto(fetch.elsewhere()));
-  absl::StatusOr<TieredStore::NamespaceInfo> info = context_.Resolve(*caller, fetch.namespace_());
+  // Nodes that copy ask so: `local_only`.
+  absl::StatusOr<TieredStore::NamespaceInfo> info =
+      elsewhere.local_only ? context_.ResolveForNode(*caller, fetch.namespace_())
+                           : context_.Resolve(*caller, fetch.namespace_());
   if (info.ok()) {
     Bring(*std::move(info), *caller, elsewhere, deadline);
     return absl::OkStatus();

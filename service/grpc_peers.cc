@@ -323,10 +323,13 @@ Peers::CallId GrpcPeers::DescribeNamespace(const Member& member, const Namespace
   } else {
     request.mutable_namespace_()->set_name(question.name);
   }
+  request.set_tenant(question.tenant);
   return Start<v1::DescribeNamespaceReply>(
       member, std::move(request), &Async::DescribeNamespace, deadline_nanos,
-      [](const v1::DescribeNamespaceReply& reply) -> absl::StatusOr<NamespaceLearner::Answer> {
-        if (!reply.has_spec()) return NamespaceLearner::Answer();
+      [tenant = question.tenant](
+          const v1::DescribeNamespaceReply& reply) -> absl::StatusOr<NamespaceLearner::Answer> {
+        // A node of an earlier version speaks of the daemons' own tenant, whatever it is asked.
+        if (!reply.has_spec() || reply.tenant() != tenant) return NamespaceLearner::Answer();
         KVMILL_ASSIGN_OR_RETURN(NamespaceSpec spec, FromProto(reply.spec()));
         return NamespaceLearner::Answer(std::move(spec));
       },

@@ -97,7 +97,7 @@ const HeldRuns::Space& HeldRuns::SpaceOf(NamespaceId id) {
   if (added) {
     const auto info = store_->FindNamespace(id);
     if (info.ok()) {
-      space->second = {info->spec.tenant == options_.tenant, info->fingerprint};
+      space->second = {options_.tenants.Has(info->spec.tenant), info->fingerprint};
     } else {
       spaces_.erase(space);
       static const Space kUnknown;

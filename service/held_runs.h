@@ -6,7 +6,7 @@
 // While the store is walked, at the start and when too much happened at once, old sketches stay.
 //
 // A block is held when all layer groups of its namespace are, in whatever tier. Only namespaces of
-// one tenant count: others' blocks are nobody's business in the cluster.
+// tenants that are shared count: others' blocks are nobody's business in the cluster.
 //
 // Thread-safe. Decision 0028 says why it is so.
 #ifndef KVMILL_SERVICE_HELD_RUNS_H_
@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -25,6 +24,7 @@
 #include "service/cluster/held_table.h"
 #include "service/cluster/peers.h"
 #include "service/store_follower.h"
+#include "service/tenants.h"
 #include "storage/core/mutex.h"
 #include "storage/store_observer.h"
 #include "storage/tiered_store.h"
@@ -34,7 +34,7 @@ namespace kvmill {
 class HeldRuns final : public StoreObserver, private StoreAccount<BlockId> {
  public:
   struct Options {
-    std::string tenant;
+    SharedTenants tenants = {};
     std::size_t queue_max = 16384;  // Ids: 72 bytes each, twice.
     // How long ids are gathered, so that a thread is not woken for each.
     std::chrono::milliseconds gather{10};

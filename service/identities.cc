@@ -73,7 +73,7 @@ class Reader {
     if (const absl::Status status = CheckTenantName(tenant); !status.ok()) {
       return At(name, status.message());
     }
-    const bool is_local = absl::StartsWith(tenant, "uid-");
+    const bool is_local = absl::StartsWith(tenant, kLocalTenantPrefix);
     if (!tenants_.insert(tenant).second) {
       return At(name, absl::StrCat("tenant \"", tenant, "\" again"));
     }

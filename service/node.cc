@@ -259,6 +259,7 @@ absl::Status Node::Impl::Start() {
   context_->boot_id = boot_id;
   context_->boot_id_hex = absl::BytesToHexString(boot_id);
   context_->has_cluster = config_.cluster != "none";
+  context_->shared = SharedTenantsOf(config_);
   context_->device = device_->info().name;
   context_->data_dir = config_.data_dir;
   context_->has_other_tiers = !config_.data_dir.empty() || config_.gpu_bytes > 0;
@@ -371,7 +372,7 @@ absl::Status Node::Impl::OpenStore() {
   }
   options.eviction_policy = config_.eviction_policy;
   if (config_.cluster != "none") {
-    held_ = std::make_unique<HeldRuns>(HeldRuns::Options{.tenant = kDefaultTenant});
+    held_ = std::make_unique<HeldRuns>(HeldRuns::Options{.tenants = SharedTenantsOf(config_)});
   }
   errors_ = std::make_unique<QuantizationErrors>(
       QuantizationErrors::Options{.sample_interval = config_.error_sample_interval,
@@ -556,6 +557,7 @@ absl::Status Node::Impl::StartCluster() {
   options.blocks.replication.bytes_per_second = config_.replication_rate;
   options.blocks.replication.ramp_nanos = kReplicationRamp.count();
   options.blocks.held = held_.get();
+  options.blocks.shared = context_->shared;
   options.tickets.held_bytes_max =
       static_cast<std::uint64_t>(kHeldShareMax * static_cast<double>(config_.host_bytes));
   options.tickets.copied_bytes_max =

@@ -5,12 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "service/callers.h"
 
 namespace kvmill {
 
 std::uint32_t PeerAnswers::Present(const Fingerprint& fingerprint, const RunQuery& query) const {
-  const auto space = store_.FindNamespace(kDefaultTenant, fingerprint);
+  const auto space = shared_.Find(store_, fingerprint);
   if (!space.ok()) return 0;
   const std::vector<bool> found = store_.Present(space->id, query.keys);
   std::uint32_t present = 0;

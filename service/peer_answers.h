@@ -17,16 +17,22 @@
 #include "service/cluster/peers.h"
 #include "service/cluster/pointer_table.h"
 #include "service/cluster/replicator.h"
+#include "service/tenants.h"
 #include "storage/tiered_store.h"
 
 namespace kvmill {
 
-// Blocks are those of the daemon's own tenant. Loop and store outlive it, and no call of the
+// Blocks are those of the tenants that are shared. Loop and store outlive it, and no call of the
 // thread-safe part begins or waits once it is destroyed.
 class PeerAnswers {
  public:
-  PeerAnswers(Loop& loop, const TieredStore& store, const PointerTable::Options& pointers)
-      : loop_(loop), store_(store), pointers_(loop.clock(), pointers), hot_(loop.clock()) {}
+  PeerAnswers(Loop& loop, const TieredStore& store, const PointerTable::Options& pointers,
+              const SharedTenants& shared = SharedTenants())
+      : loop_(loop),
+        store_(store),
+        shared_(shared),
+        pointers_(loop.clock(), pointers),
+        hot_(loop.clock()) {}
 
   // Thread-safe. `done` runs once: now, when every block is here, or else on the loop. `asker`: the
   // node id of who asks; empty: not known.
@@ -62,6 +68,7 @@ class PeerAnswers {
 
   Loop& loop_;
   const TieredStore& store_;
+  const SharedTenants shared_;
   Lister lister_;
   // On the loop.
   PointerTable pointers_;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "service/callers.h"
 #include "storage/core/log.h"
 #include "storage/core/run_link.h"
 #include "storage/core/status_macros.h"
@@ -92,7 +91,7 @@ void PeerPull::Pull(Peers::CallId call, const Member& member, const Fingerprint&
   }
   op.fingerprint = fingerprint;
   op.blocks = std::move(blocks);
-  const auto space = store_.FindNamespace(kDefaultTenant, fingerprint);
+  const auto space = options_.shared.Find(store_, fingerprint);
   if (space.ok()) SetNamespace(&op, *space);
   op.timer = loop_.At(deadline_nanos, [this, call] {
     Finish(call, absl::DeadlineExceededError("the peer did not send the blocks in time"));
@@ -133,16 +132,23 @@ void PeerPull::Learn(Peers::CallId call, Op* op) {
   // Opening it may write to the disk.
   op->peer->client()->FindNamespaceAsync(
       op->fingerprint, {},
-      [&store = store_, &sealers = sealers_, fingerprint = op->fingerprint,
-       learned](absl::StatusOr<ClientNamespace> found) {
+      [&store = store_, &sealers = sealers_, shared = options_.shared,
+       fingerprint = op->fingerprint, learned](absl::StatusOr<ClientNamespace> found) {
         if (!found.ok()) return learned(found.status());
-        sealers.Post([&store, fingerprint, learned, spec = std::move(found->spec)]() mutable {
-          spec.tenant = kDefaultTenant;
-          if (FingerprintOf(spec) != fingerprint) {
-            return learned(absl::DataLossError("the peer describes another namespace"));
-          }
-          learned(store.OpenNamespace(absl::StrCat("peer-", ToHex(fingerprint)), spec));
-        });
+        sealers.Post(
+            [&store, shared, fingerprint, learned, spec = std::move(found->spec)]() mutable {
+              // What is of its own tenant it does not say.
+              if (spec.tenant.empty()) spec.tenant = kDefaultTenant;
+              // The tenant is part of it: nobody can call one's blocks another's.
+              if (FingerprintOf(spec) != fingerprint) {
+                return learned(absl::DataLossError("the peer describes another namespace"));
+              }
+              if (!shared.Has(spec.tenant)) {
+                return learned(absl::NotFoundError(absl::StrCat(
+                    "blocks of tenant \"", spec.tenant, "\" are not shared with this node")));
+              }
+              learned(store.OpenNamespace(absl::StrCat("peer-", ToHex(fingerprint)), spec));
+            });
       });
 }
 

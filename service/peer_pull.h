@@ -31,6 +31,7 @@
 #include "service/peer_clients.h"
 #include "service/pull_batch.h"
 #include "service/pull_transports.h"
+#include "service/tenants.h"
 #include "storage/core/worker_pool.h"
 #include "storage/tiered_store.h"
 
@@ -50,6 +51,7 @@ class PeerPull final {
     std::uint64_t batch_bytes = std::uint64_t{16} << 20;  // A block at least.
     std::size_t calls_max = 4096;  // Open pulls; more are RESOURCE_EXHAUSTED.
     std::size_t seal_threads = 2;
+    SharedTenants shared;  // Nothing of others is pulled.
   };
 
   PeerPull(Loop& loop, TieredStore& store, PeerClients& clients, const Options& options);
@@ -60,12 +62,14 @@ class PeerPull final {
 
   // As Peers::Pull: `done` runs once, on the loop, not within this call, at the deadline at the
   // latest. `call` names it for Cancel, and is the caller's. Statuses of blocks: OK also when it
-  // was here before; NOT_FOUND; DATA_LOSS; RESOURCE_EXHAUSTED, no room for it here; ABORTED, it was
-  // removed here meanwhile. Errors of all: UNAVAILABLE, nobody answers at the member's address, or
-  // it is no member any more; a ReplacedError, another process answers there; DEADLINE_EXCEEDED;
-  // INVALID_ARGUMENT; RESOURCE_EXHAUSTED, too many pulls.
-  // A namespace that this node does not know is learned from the peer, and opened under a name that
-  // no engine uses ("peer-" and its fingerprint): what engines call it stays their own choice.
+  // was here before; NOT_FOUND; DATA_LOSS; RESOURCE_EXHAUSTED, no room for it here;
+  // FAILED_PRECONDITION, its tenant is at its hard quota here, which is nobody else's business;
+  // ABORTED, it was removed here meanwhile. Errors of all: UNAVAILABLE, nobody answers at the
+  // member's address, or it is no member any more; a ReplacedError, another process answers there;
+  // DEADLINE_EXCEEDED; INVALID_ARGUMENT; RESOURCE_EXHAUSTED, too many pulls. A namespace that this
+  // node does not know is learned from the peer, with its tenant, and opened under a name that no
+  // engine uses ("peer-" and its fingerprint): what engines call it stays their own choice. Blocks
+  // count for the quota of its tenant here. Of a tenant that is not shared everything is NOT_FOUND.
   // Only whole blocks are pulled: one that comes with fewer tokens is DATA_LOSS.
   void Pull(Peers::CallId call, const Member& member, const Fingerprint& fingerprint,
             RunKeys blocks, std::int64_t deadline_nanos,
@@ -73,8 +77,8 @@ class PeerPull final {
   // `done` does not run. Nothing when it has.
   void Cancel(Peers::CallId call);
 
-  // Opens a namespace under that name, which takes none from an engine; its tenant is the daemons'
-  // own. It may write to the disk, so not on the loop: `done` runs there later.
+  // Opens a namespace, of the tenant that it says, under that name, which takes none from an
+  // engine. It may write to the disk, so not on the loop: `done` runs there later.
   void Open(NamespaceSpec spec, Peers::Done<TieredStore::NamespaceInfo> done);
 
   // Counters since the start, and gauges.

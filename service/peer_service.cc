@@ -89,10 +89,12 @@ grpc::ServerUnaryReactor* PeerService::DescribeNamespace(
     grpc::CallbackServerContext* call, const v1::DescribeNamespaceRequest* request,
     v1::DescribeNamespaceReply* reply) {
   return Begin(call, *request, [&](PeerAnswers&, auto* reactor) -> absl::Status {
+    const std::string tenant = request->tenant().empty() ? kDefaultTenant : request->tenant();
     const absl::StatusOr<TieredStore::NamespaceInfo> info =
-        context_.Resolve(Caller{kDefaultTenant, 0}, request->namespace_());
+        context_.Resolve(Caller{tenant, 0}, request->namespace_());
     if (!info.ok() && !absl::IsNotFound(info.status())) return info.status();
-    if (info.ok()) ToProto(info->spec, reply->mutable_spec());
+    reply->set_tenant(request->tenant());
+    if (info.ok() && context_.shared.Has(tenant)) ToProto(info->spec, reply->mutable_spec());
     reactor->Finish(grpc::Status::OK);
     return absl::OkStatus();
   });

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/core/status_macros.h"
+#include "storage/tenant_quotas.h"
 
 namespace kvmill {
 
@@ -54,6 +55,9 @@ absl::Status PullBatch::OnGroup(std::uint32_t block, std::uint8_t group, std::ui
     blocks_[block].groups[group] = *std::move(copy);
   } else if (absl::IsInvalidArgument(copy.status())) {
     return absl::DataLossError(copy.status().message());  // The sizes: all else is our own.
+  } else if (IsQuotaRefusal(copy.status())) {
+    // Not as when there is no room: others' blocks are not to wait for it.
+    return absl::FailedPreconditionError(copy.status().message());
   } else if (!absl::IsAlreadyExists(copy.status())) {
     return copy.status();
   }

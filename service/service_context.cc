@@ -24,9 +24,19 @@ absl::StatusOr<TieredStore::NamespaceInfo> ServiceContext::Resolve(
   return absl::InvalidArgumentError("no namespace: want a fingerprint or a name");
 }
 
+absl::StatusOr<TieredStore::NamespaceInfo> ServiceContext::ResolveForNode(
+    const Caller& caller, const v1::NamespaceRef& ref) const {
+  absl::StatusOr<TieredStore::NamespaceInfo> own = Resolve(caller, ref);
+  if (!caller.node || !absl::IsNotFound(own.status()) ||
+      ref.ref_case() != v1::NamespaceRef::kFingerprint) {
+    return own;
+  }
+  return shared.Find(store, *FingerprintFromBytes(ref.fingerprint()));  // Resolve read it.
+}
+
 ClusterBlocks* ServiceContext::BlocksOfPeers(const Caller& caller,
                                              const Elsewhere& elsewhere) const {
-  if (elsewhere.local_only || !caller.sees_all()) return nullptr;
+  if (elsewhere.local_only || !shared.Has(caller.tenant)) return nullptr;
   const ClusterNode* const node = cluster.load(std::memory_order_acquire);
   if (node == nullptr || !node->blocks().has_peers()) return nullptr;
   return &node->blocks();
@@ -40,6 +50,7 @@ bool ServiceContext::Learn(const absl::Status& unknown, const Caller& caller,
   ClusterBlocks* const blocks = BlocksOfPeers(caller, elsewhere);
   if (blocks == nullptr) return false;
   NamespaceQuestion question;
+  if (caller.tenant != kDefaultTenant) question.tenant = caller.tenant;
   if (ref.ref_case() == v1::NamespaceRef::kName) {
     if (ref.name().empty() || ref.name().size() > kNamespaceNameBytesMax) return false;
     question.name = ref.name();

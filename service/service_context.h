@@ -15,6 +15,7 @@
 #include "kvmill/v1/common.pb.h"
 #include "service/callers.h"
 #include "service/session_table.h"
+#include "service/tenants.h"
 #include "storage/core/clock.h"
 #include "storage/core/worker_pool.h"
 #include "storage/encryption_keys.h"
@@ -81,13 +82,17 @@ struct ServiceContext {
   const RunningConfig* running_config = nullptr;  // Null in tests without a daemon.
   // Of the disk tier's files; null where nothing is encrypted.
   std::function<std::vector<EncryptionKeyUsage>()> disk_keys = nullptr;
+  SharedTenants shared{};  // With the other nodes of the cluster.
 
   // A namespace of the caller's tenant. NOT_FOUND for an unknown one, INVALID_ARGUMENT for a
   // malformed reference.
   absl::StatusOr<TieredStore::NamespaceInfo> Resolve(const Caller& caller,
                                                      const v1::NamespaceRef& ref) const;
-  // Where blocks that this node lacks are looked for; null: nowhere. Peers take each other for
-  // their daemons' own tenant, so others' blocks stay where they are.
+  // As Resolve; and a node of the cluster gets what it names by its fingerprint of whichever tenant
+  // is shared. For what nodes call to copy blocks: everything else is for a tenant.
+  absl::StatusOr<TieredStore::NamespaceInfo> ResolveForNode(const Caller& caller,
+                                                            const v1::NamespaceRef& ref) const;
+  // Where blocks of the caller's tenant that this node lacks are looked for; null: nowhere.
   ClusterBlocks* BlocksOfPeers(const Caller& caller, const Elsewhere& elsewhere) const;
   // Asks other nodes what `ref` is, when Resolve said `unknown` of it, NOT_FOUND, and this caller
   // may use what they have. False: nobody is asked, `done` does not run, and `unknown` is the

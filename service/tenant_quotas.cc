@@ -12,12 +12,11 @@
 #include "absl/strings/strip.h"
 #include "client/units.h"
 #include "service/identities.h"
+#include "service/tenants.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
 namespace {
-
-constexpr absl::string_view kLocalPrefix = "uid-";
 
 // Every error has its place.
 class Reader {
@@ -50,7 +49,7 @@ class Reader {
     }
     // As TenantOf makes them: with another spelling nobody would have the quota.
     absl::string_view digits = name;
-    if (!absl::ConsumePrefix(&digits, kLocalPrefix)) return absl::OkStatus();
+    if (!absl::ConsumePrefix(&digits, kLocalTenantPrefix)) return absl::OkStatus();
     std::uint32_t uid = 0;
     if (absl::SimpleAtoi(digits, &uid) && absl::StrCat(uid) == digits) return absl::OkStatus();
     return At(node, absl::StrCat("tenant \"", name, "\": want uid- and the number of a user"));

@@ -16,7 +16,7 @@ namespace kvmill {
 
 absl::StatusOr<Caller> TicketService::Admit(grpc::CallbackServerContext& call) const {
   KVMILL_ASSIGN_OR_RETURN(const Caller caller, Enter(context_, call));
-  // Peers take each other for their daemons' own tenant.
+  // Whoever redeems one takes its namespace for one of the daemons' own tenant.
   if (caller.tenant != kDefaultTenant) {
     return absl::PermissionDeniedError(
         absl::StrCat("tickets are for the daemon's own tenant, not for \"", caller.tenant, "\""));

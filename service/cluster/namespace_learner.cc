@@ -49,6 +49,14 @@ std::vector<Member> NamespaceLearner::MembersToAsk(const NamespaceQuestion& ques
   return members;
 }
 
+bool NamespaceLearner::TooMany(const NamespaceQuestion& question) const {
+  if (asking_.size() >= kQuestionsMax) return true;
+  if (question.tenant.empty()) return false;
+  std::size_t of_one = 0;
+  for (const auto& [asked, asking] : asking_) of_one += asked.tenant == question.tenant;
+  return of_one >= kQuestionsOfOneMax;
+}
+
 void NamespaceLearner::Learn(const NamespaceQuestion& question, const std::string& hint,
                              std::int64_t deadline_nanos, Done done) {
   const std::int64_t now = loop_.clock().MonotonicNanos();
@@ -57,10 +65,12 @@ void NamespaceLearner::Learn(const NamespaceQuestion& question, const std::strin
     unknown_.erase(known);
   }
   auto found = asking_.find(question);
-  if (waiters_ >= kWaitersMax || (found == asking_.end() && asking_.size() >= kQuestionsMax)) {
+  if (waiters_ >= kWaitersMax || (found == asking_.end() && TooMany(question))) {
     return done(absl::ResourceExhaustedError(absl::StrCat(
         "namespace ", TextOf(question), " is not known here, and other nodes are asked for ",
-        asking_.size(), " others already, at most ", kQuestionsMax)));
+        asking_.size(), " others already, at most ", kQuestionsMax,
+        question.tenant.empty() ? ""
+                                : absl::StrCat(", and ", kQuestionsOfOneMax, " of a tenant"))));
   }
   const bool first = found == asking_.end();
   if (first) {
@@ -109,7 +119,7 @@ void NamespaceLearner::Answered(const NamespaceQuestion& question, Peers::CallId
                                 absl::StatusOr<Answer> answer) {
   Asking& asking = asking_.at(question);
   const Member member = asking.calls.extract(call).mapped();
-  if (answer.ok() && answer->has_value()) (**answer).tenant = options_.tenant;
+  if (answer.ok() && answer->has_value()) (**answer).tenant = TenantOf(question);
   if (!answer.ok()) {
     // One of an earlier version has no such method, and is well.
     if (absl::IsUnimplemented(answer.status())) {

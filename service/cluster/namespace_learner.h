@@ -34,17 +34,19 @@ namespace kvmill {
 struct NamespaceQuestion {
   std::string name;           // Empty: the one with the fingerprint.
   Fingerprint fingerprint{};  // Zeros with a name.
+  std::string tenant = {};    // Whose; empty: the daemons' own.
 
   friend auto operator<=>(const NamespaceQuestion&, const NamespaceQuestion&) = default;
 };
 
 class NamespaceLearner {
  public:
-  // What a peer says. The tenant is empty: it is each daemon's own. Nothing: it does not know it.
+  // What a peer says, of the tenant that was asked for; its `tenant` is not looked at. Nothing: it
+  // does not know it.
   using Answer = std::optional<NamespaceSpec>;
   struct Options {
     std::string self_id;
-    std::string tenant;                          // Of what is learned.
+    std::string tenant;                          // The daemons' own.
     std::int64_t call_nanos = 200'000'000;       // For one peer.
     std::int64_t limit_nanos = 1'000'000'000;    // For all of them.
     std::int64_t unknown_nanos = 2'000'000'000;  // So long nobody is asked again.
@@ -54,11 +56,12 @@ class NamespaceLearner {
         ask;
     std::function<void(Peers::CallId)> cancel;
   };
-  static constexpr std::size_t kQuestionsMax = 16;  // Different ones at a time.
-  static constexpr std::size_t kWaitersMax = 1024;  // Who wait for their answers.
-  static constexpr std::size_t kCallsMax = 8;       // Of one question, at a time,
-  static constexpr std::size_t kAskedMax = 256;     //   and in all.
-  static constexpr std::size_t kUnknownMax = 1024;  // That are remembered.
+  static constexpr std::size_t kQuestionsMax = 16;      // Different ones at a time,
+  static constexpr std::size_t kQuestionsOfOneMax = 4;  // of them of one tenant other than our own.
+  static constexpr std::size_t kWaitersMax = 1024;      // Who wait for their answers.
+  static constexpr std::size_t kCallsMax = 8;           // Of one question, at a time,
+  static constexpr std::size_t kAskedMax = 256;         //   and in all.
+  static constexpr std::size_t kUnknownMax = 1024;      // That are remembered.
   using Done = std::function<void(absl::StatusOr<NamespaceSpec>)>;
 
   NamespaceLearner(Loop& loop, PeerHealth& health, Options options);
@@ -101,6 +104,11 @@ class NamespaceLearner {
     std::string found_by;
     absl::Status differ;
   };
+  const std::string& TenantOf(const NamespaceQuestion& question) const {
+    return question.tenant.empty() ? options_.tenant : question.tenant;
+  }
+  // Whether there may be no more questions of this tenant.
+  bool TooMany(const NamespaceQuestion& question) const;
   std::vector<Member> MembersToAsk(const NamespaceQuestion& question,
                                    const std::string& hint) const;
   void Ask(const NamespaceQuestion& question);

@@ -235,7 +235,7 @@ void EventsRound(const std::vector<Block>& blocks, Read read, Times* times) {
 void Round(const std::vector<Block>& blocks, bool observed, Times* times) {
   const auto now = [] { return std::chrono::steady_clock::now(); };
   const double count = static_cast<double>(blocks.size());
-  HeldRuns held({.tenant = "default", .queue_max = 16384});
+  HeldRuns held({.queue_max = 16384});
   TieredStore::Options options;
   options.host_bytes = (blocks.size() * 8192 / (std::uint64_t{64} << 20) + 1) * (64 << 20);
   options.arena_bytes = 64 << 20;
@@ -256,7 +256,7 @@ void Round(const std::vector<Block>& blocks, bool observed, Times* times) {
     times->settle.push_back(Seconds(now() - stored));
     KVMILL_CHECK(held.stats().blocks == blocks.size());
     // As after a restart.
-    HeldRuns anew({.tenant = "default", .gather = std::chrono::milliseconds(0)});
+    HeldRuns anew({.gather = std::chrono::milliseconds(0)});
     const auto walk = now();
     anew.Start(**store, nullptr);
     anew.WaitSettled();

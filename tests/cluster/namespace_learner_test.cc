@@ -119,6 +119,48 @@ TEST_F(NamespaceLearnerTest, WhoeverKnowsItSaysSo) {
   EXPECT_THAT(asked_, UnorderedElementsAre("node-1", "node-2"));
 }
 
+TEST_F(NamespaceLearnerTest, ATenantLearnsWhatIsItsOwn) {
+  const auto asks = [](const NamespaceSpec& spec, const std::string& tenant) {
+    NamespaceQuestion question = By(spec);
+    question.tenant = tenant;
+    return question;
+  };
+  const NamespaceSpec of_a = SpecOf("m", "team-a");
+  scripts_["node-1"].answer = scripts_["node-2"].answer = SpecOf("m");
+  const auto learned = Learn(asks(of_a, "team-a"));
+  ASSERT_TRUE(learned.ok()) << learned.status();
+  EXPECT_EQ(*learned, of_a);
+  const auto named = Learn({.name = "n", .tenant = "team-a"});
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_EQ(named->tenant, "team-a");
+  EXPECT_EQ(Learn({.name = "n"})->tenant, "default");
+  // By another one's fingerprint there is nothing to learn: no description has it.
+  EXPECT_EQ(Learn(asks(of_a, "team-b")).status().code(), absl::StatusCode::kNotFound);
+  Run(PeerHealth::kPauseMaxNanos);  // Here that was a lie.
+  EXPECT_EQ(Learn(By(of_a)).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(NamespaceLearnerTest, WhatOneTenantAsksLeavesRoomForOthers) {
+  for (const char* id : {"node-1", "node-2"}) scripts_[id].silent = true;
+  const auto ask = [&](const std::string& tenant, std::size_t i) {
+    return Ask({.name = absl::StrCat("n", i), .tenant = tenant});
+  };
+  for (std::size_t i = 0; i < NamespaceLearner::kQuestionsOfOneMax; ++i) {
+    EXPECT_FALSE(ask("team-a", i)->has_value());
+  }
+  const Learned more = ask("team-a", 99);
+  ASSERT_TRUE(more->has_value());
+  EXPECT_EQ((*more)->status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(ask("team-a", 0)->has_value()) << "it is asked already";
+  EXPECT_FALSE(ask("team-b", 0)->has_value());
+  const std::size_t open = NamespaceLearner::kQuestionsOfOneMax + 1;
+  for (std::size_t i = open; i < NamespaceLearner::kQuestionsMax; ++i) {
+    EXPECT_FALSE(ask("", i)->has_value()) << "the daemons' own has all that is left";
+  }
+  Run(2 * kSimSecond);
+  EXPECT_EQ(learner_.questions(), 0u);
+}
+
 TEST_F(NamespaceLearnerTest, TheHintIsAskedFirst) {
   SetView(40);
   const NamespaceSpec spec = SpecOf("m", "default");

@@ -175,6 +175,19 @@ class PeerPullTest : public UcxDaemonTest {
   std::shared_ptr<std::atomic<bool>> told_;  // Whether the last pull ended.
 };
 
+// Copies for others must not wait as if there were no room.
+TEST_F(PeerPullTest, ATenantAtItsQuotaGetsNothingAndSoItIsSaid) {
+  Prepare(SmallSpec());
+  StartPulling();
+  ASSERT_TRUE(store_->SetQuotas({{"default", {.hard_bytes = 1}}}).ok());
+  const Statuses refused = Pull(keys_);
+  ASSERT_TRUE(refused.ok()) << refused.status();
+  EXPECT_EQ(CountOf(refused, absl::StatusCode::kFailedPrecondition), kBlocks);
+  EXPECT_EQ(HostUsedBytes(), 0u);
+  ASSERT_TRUE(store_->SetQuotas({}).ok());
+  EXPECT_EQ(CountOf(Pull(keys_), absl::StatusCode::kOk), kBlocks);
+}
+
 TEST_F(PeerPullTest, BlocksComeWholeOverUcxAndInline) {
   Prepare(TwoGroups(""));
   for (const DataPath path : {DataPath::kUcx, DataPath::kInline, DataPath::kAuto}) {

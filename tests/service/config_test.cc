@@ -407,6 +407,7 @@ TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
       {{{"member-grace", "2h"}}, "want 0 to 1h"},
       {{{"peer-timeout", "11s"}}, "want 10ms to 10s"},
       {{{"peer-timeout", "9ms"}}, "want 10ms to 10s"},
+      {{{"share-uids", "true"}}, "--share-uids: needs --tls-cert, --tls-key and --tls-ca"},
       {{{"etcd-ca", dir}}, "--etcd-ca "},
       {{{"etcd-ca", "/absent"}}, "--etcd-ca /absent: cannot be read (No such file"},
       {{{"etcd-ca", file}}, "holds no certificate, want PEM"},
@@ -473,6 +474,21 @@ TEST(ConfigTest, APasswordIsNowherePrinted) {
   Config config;
   config.etcd_password = "s3cret-word";
   EXPECT_THAT(ToYaml(config), Not(HasSubstr("s3cret-word")));
+}
+
+TEST(ConfigTest, OthersBlocksAreSharedWhereNodesAreKnown) {
+  Config config;
+  config.insecure = true;
+  config.share_uids = true;
+  EXPECT_FALSE(SharedTenantsOf(config).Has("team-a"));
+  EXPECT_FALSE(SharedTenantsOf(config).Has("uid-7"));
+  config.insecure = false;
+  config.tls = {"ca", "certificate", "key", ""};
+  EXPECT_TRUE(SharedTenantsOf(config).Has("team-a"));
+  EXPECT_TRUE(SharedTenantsOf(config).Has("uid-7"));
+  config.share_uids = false;
+  EXPECT_FALSE(SharedTenantsOf(config).Has("uid-7"));
+  EXPECT_TRUE(SharedTenantsOf(config).Has("default"));
 }
 
 TEST(ConfigTest, APeersAddressIsTheRealOne) {

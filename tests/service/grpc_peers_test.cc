@@ -17,6 +17,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
@@ -327,6 +328,76 @@ TEST_F(GrpcPeersTest, ANodeDescribesTheNamespacesThatItKnows) {
             grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(Ask(&v1::Peer::Stub::DescribeNamespace, v1::DescribeNamespaceRequest()).error_code(),
             grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+// Two tenants with one spec, of which this fixture's node has a block each.
+TEST_F(GrpcPeersTest, WhatIsSaidOfOneTenantIsOfNoOther) {
+  const SharedTenants shared({.named = true});
+  PeerAnswers answers(b_loop_, *store_, PointerTable::Options(), shared);
+  b_loop_.Run([&] { answers.SetView(ViewOf({a_, b_})); });
+  NamespaceSpec spec_a = Spec(), spec_b = Spec();
+  spec_a.tenant = "team-a";
+  spec_b.tenant = "team-b";
+  const auto space_a = store_->OpenNamespace("theirs", spec_a);
+  ASSERT_TRUE(space_a.ok()) << space_a.status();
+  ASSERT_TRUE(store_->OpenNamespace("theirs", spec_b).ok());
+  const NamespaceId own = std::exchange(space_, space_a->id);
+  ASSERT_TRUE(Put(1).ok());
+  space_ = own;
+  const auto present = [&](const NamespaceSpec& spec) {
+    fingerprint_ = FingerprintOf(spec);
+    const auto said = Locate(b_, {Query({1})});
+    EXPECT_TRUE(said.ok()) << said.status();
+    return said.ok() ? (*said)[0].present : 99;
+  };
+  const auto describe = [&](const NamespaceQuestion& question) {
+    const auto said =
+        Wait<NamespaceLearner::Answer>(30'000 * kMs, [&](std::int64_t deadline, auto done) {
+          peers_->DescribeNamespace(b_, question, deadline, done);
+        });
+    EXPECT_TRUE(said.ok()) << said.status();
+    return said.ok() && said->has_value();
+  };
+  // A node that shares nobody but its own: where everybody who reaches it is a node.
+  EXPECT_EQ(present(spec_a), 0u);
+  EXPECT_FALSE(describe({.name = "theirs", .tenant = "team-a"}));
+  context_->shared = shared;
+  context_->peer_answers = &answers;
+  EXPECT_EQ(present(spec_a), 1u);
+  EXPECT_EQ(present(spec_b), 0u);
+  EXPECT_EQ(present(Spec()), 0u);
+  EXPECT_TRUE(describe({.name = "theirs", .tenant = "team-a"}));
+  EXPECT_TRUE(describe({.name = "", .fingerprint = FingerprintOf(spec_a), .tenant = "team-a"}));
+  EXPECT_FALSE(describe({.name = "", .fingerprint = FingerprintOf(spec_a), .tenant = "team-b"}));
+  EXPECT_FALSE(describe({.name = "", .fingerprint = FingerprintOf(spec_a)}));
+  EXPECT_FALSE(describe({.name = "theirs"})) << "the daemons' own has none of that name";
+  context_->peer_answers = answers_.get();
+  b_loop_.Run([] {});  // Nothing of it is left there.
+}
+
+// As one of an earlier version does, which reads no tenant.
+TEST_F(GrpcPeersTest, ADescriptionOfAnotherTenantIsNoAnswer) {
+  class Old final : public v1::Peer::Service {
+    grpc::Status DescribeNamespace(grpc::ServerContext*, const v1::DescribeNamespaceRequest*,
+                                   v1::DescribeNamespaceReply* reply) override {
+      ToProto(Spec(), reply->mutable_spec());
+      return grpc::Status::OK;
+    }
+  } service;
+  PeerServer old(&service);
+  const Member member = MemberOf("old", 'o', old.address());
+  const auto describe = [&](const std::string& tenant) {
+    return Wait<NamespaceLearner::Answer>(30'000 * kMs, [&](std::int64_t deadline, auto done) {
+      peers_->DescribeNamespace(member, {.name = "n", .tenant = tenant}, deadline, done);
+    });
+  };
+  const auto own = describe("");
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_TRUE(own->has_value());
+  const auto other = describe("team-a");
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_FALSE(other->has_value());
+  StopPeers();  // Before the server that it is connected to.
 }
 
 TEST_F(GrpcPeersTest, AnotherProcessAtTheAddressIsNobody) {

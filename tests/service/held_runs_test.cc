@@ -110,9 +110,7 @@ class HeldRunsTest : public ::testing::Test {
   void TearDown() override {
     if (held_ != nullptr) Close();
   }
-  static HeldRuns::Options Fast() {
-    return {.tenant = "default", .gather = std::chrono::milliseconds(1)};
-  }
+  static HeldRuns::Options Fast() { return {.gather = std::chrono::milliseconds(1)}; }
 
   static BlockKey Key(std::uint64_t sequence, std::size_t index) {
     return *BlockKey::FromBytes(absl::StrFormat("sequence-%010d-block-%05d", sequence, index));
@@ -264,6 +262,36 @@ class HeldRunsTest : public ::testing::Test {
   Mutex told_mu_;
   std::map<std::uint64_t, RunSketch> told_ ABSL_GUARDED_BY(told_mu_);
 };
+
+TEST_F(HeldRunsTest, RunsOfTenantsThatAreSharedCountEachForItself) {
+  HeldRuns::Options options = Fast();
+  options.tenants = SharedTenants({.local_users = true});
+  Open(nullptr, options);
+  Start();
+  const Sequence sequence = Straight(1, 3);
+  const Fingerprint theirs = store_->FindNamespace(other_)->fingerprint;
+  const auto hash_of_theirs = [&](std::size_t i) { return KeyHash(theirs, sequence.keys[i]); };
+  const auto put = [&](NamespaceId space, std::size_t i) {
+    for (std::uint8_t group = 0; group < kGroups; ++group) {
+      ASSERT_TRUE(Put(space, sequence.keys[i], OriginOf(sequence, i), group).ok());
+    }
+  };
+  // The same keys: three blocks of ours, two of theirs.
+  for (std::size_t i = 0; i < 3; ++i) put(space_, i);
+  for (std::size_t i = 0; i < 2; ++i) put(other_, i);
+  held_->WaitSettled();
+  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 3);
+  EXPECT_EQ(held_->CountOf(hash_of_theirs(0)), 2);
+  EXPECT_THAT(Told(), SizeIs(2));
+  const HeldRuns::Run run = held_->RunOf(hash_of_theirs(0), 5);
+  EXPECT_EQ(run.fingerprint, theirs);
+  EXPECT_THAT(run.blocks, SizeIs(2));
+  // What one loses the other has.
+  ASSERT_TRUE(store_->Clear(space_).ok());
+  held_->WaitSettled();
+  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 0);
+  EXPECT_EQ(held_->CountOf(hash_of_theirs(0)), 2);
+}
 
 TEST_F(HeldRunsTest, CountsTheFirstBlocksOfWhichAllGroupsAreHere) {
   Open(nullptr);
@@ -433,7 +461,7 @@ TEST_F(HeldRunsTest, WhatTheDiskLosesIsGone) {
 
 TEST_F(HeldRunsTest, AFullQueueIsMadeUpForByAWalk) {
   // Nothing is taken out for so long that the queue overflows for certain.
-  Open(nullptr, {.tenant = "default", .queue_max = 8, .gather = std::chrono::milliseconds(100)});
+  Open(nullptr, {.queue_max = 8, .gather = std::chrono::milliseconds(100)});
   std::vector<Sequence> sequences;
   for (std::uint64_t s = 0; s < 4; ++s) sequences.push_back(Straight(s, 40));
   for (std::size_t i = 0; i < 20; ++i) PutWhole(sequences[0], i);
@@ -476,7 +504,7 @@ TEST_F(HeldRunsTest, CatchesUpWithWhatWasStoredWhateverElseComes) {
   EXPECT_TRUE(held_->CatchUp(std::chrono::seconds(0))) << "there is nothing to wait for";
 
   Close();
-  Open(nullptr, {.tenant = "default", .gather = std::chrono::seconds(2)});
+  Open(nullptr, {.gather = std::chrono::seconds(2)});
   Start();
   PutWhole(sequence, 0);
   EXPECT_FALSE(held_->CatchUp(std::chrono::milliseconds(1)));

@@ -1,0 +1,20 @@
+#include "service/tenants.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace kvmill {
+
+bool SharedTenants::Has(absl::string_view tenant) const {
+  if (tenant == kDefaultTenant) return true;
+  return absl::StartsWith(tenant, kLocalTenantPrefix) ? options_.local_users : options_.named;
+}
+
+absl::StatusOr<TieredStore::NamespaceInfo> SharedTenants::Find(
+    const TieredStore& store, const Fingerprint& fingerprint) const {
+  absl::StatusOr<TieredStore::NamespaceInfo> space = store.FindAnyNamespace(fingerprint);
+  if (!space.ok() || Has(space->spec.tenant)) return space;
+  return absl::NotFoundError(absl::StrCat("namespace ", ToHex(fingerprint), " is not known here"));
+}
+
+}  // namespace kvmill
