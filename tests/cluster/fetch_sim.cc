@@ -42,6 +42,7 @@ constexpr NamedFault kFaults[] = {{"trusts-bytes", FetchFault::kTrustsBytes},
                                   {"forgets-homes", FetchFault::kForgetsHomes},
                                   {"hasty-home", FetchFault::kHastyHome},
                                   {"wrong-digests", FetchFault::kWrongDigests},
+                                  {"counts-places", FetchFault::kCountsPlaces},
                                   {"guesses", FetchFault::kGuesses}};
 
 class FetchSim {

@@ -42,6 +42,7 @@ enum class FetchFault {
   kForgetsHomes,      // Homes go on to copy by their first view.
   kHastyHome,         // Who leaves is told at once that all is safe.
   kWrongDigests,      // One digest is never what it should be.
+  kCountsPlaces,      // As many places of a run are taken for the same blocks.
   kGuesses,           // Homes say of blocks that they cannot tell apart that they are there.
 };
 std::optional<FetchFault> FetchFaultNamed(const std::string& name);

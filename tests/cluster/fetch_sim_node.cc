@@ -179,9 +179,15 @@ FetchSimNode::Process::Process(FetchSimNode* node, const Member& self)
            .list_nanos = 500 * kSimMs,
            .pull_nanos = kSimSecond,
            .rest_nanos = 10 * kSimSecond,
-           .held = [node](std::uint64_t hash) -> RunSketch {
+           .held = [this, node](std::uint64_t hash) -> RunSketch {
              const auto* run = RunOf(hash);
-             return run == nullptr ? RunSketch() : node->SketchOf(run->first, run->second);
+             if (run == nullptr) return RunSketch();
+             const RunSketch held = node->SketchOf(run->first, run->second);
+             if (node->world_.fault != FetchFault::kCountsPlaces) return held;
+             for (const PointerTable::Holder& holder : pointers.HoldersOf(hash)) {
+               if (holder.sketch.count == held.count) return holder.sketch;
+             }
+             return held;
            },
            .bytes = [node](const Fingerprint&,
                            const BlockKey& key) { return node->Has(key) ? kSimBlockBytes : 0; }}),
