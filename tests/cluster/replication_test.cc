@@ -833,7 +833,7 @@ TEST_F(ReplicationTest, APointerTableKnowsItsDigests) {
   EXPECT_THAT(pointers_.HoldersOf(HashOf(1)), SizeIs(2));
 
   // docs/formats.md
-  EXPECT_EQ(DigestWord(0x0123456789abcdef, 32, 0xfedcba9876543210), 0x0u);
+  EXPECT_EQ(DigestWord(0x0123456789abcdef, 32, 0xfedcba9876543210), 0xcd5e6250bffbbb37u);
   EXPECT_EQ(DigestWord(0x0123456789abcdef, 0, 0), 0u);
 }
 
