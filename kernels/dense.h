@@ -1,5 +1,5 @@
-// What a dense layer of a decoder needs besides attention over tiles: products of matrices, and
-// softmax, in fp32. For the small model that quality is measured with (client/eval); engines have
+// What a dense layer of a decoder needs besides attention over tiles: products of matrices, softmax,
+// and the gate of SwiGLU, in fp32. For the small model that quality is measured with (client/eval); engines have
 // their own.
 //
 // Pure functions over the caller's memory: thread-safe, no allocation, no global state.
@@ -10,7 +10,8 @@
 
 namespace kvmill {
 
-// Columns of products and widths of softmax rows are multiples of it: the widest vector.
+// Columns of products, widths of softmax rows and counts of gates are multiples of it: the widest
+// vector.
 inline constexpr std::size_t kDenseColumns = 16;
 
 struct ProductArgs {
@@ -31,6 +32,12 @@ void MultiplyCpu(const ProductArgs& args);
 // Reference: fp64 inside. Cpu: within 2e-6 of the reference, absolute.
 void SoftmaxReference(float* row, std::size_t count, std::size_t width, float scale);
 void SoftmaxCpu(float* row, std::size_t count, std::size_t width, float scale);
+
+// out = gate / (1 + exp(-gate)) * up, element by element. `count`: a multiple of kDenseColumns;
+// finite values. Reference: fp64 inside. Cpu: within 2e-6 of |gate * up| of the reference. `out`
+// may be `gate` or `up`.
+void GateReference(const float* gate, const float* up, std::size_t count, float* out);
+void GateCpu(const float* gate, const float* up, std::size_t count, float* out);
 
 }  // namespace kvmill
 

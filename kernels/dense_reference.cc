@@ -31,4 +31,11 @@ void SoftmaxReference(float* row, std::size_t count, std::size_t width, float sc
   std::fill(row + count, row + width, 0.0f);
 }
 
+void GateReference(const float* gate, const float* up, std::size_t count, float* out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto x = static_cast<double>(gate[i]);
+    out[i] = static_cast<float>(x / (1 + std::exp(-x)) * static_cast<double>(up[i]));
+  }
+}
+
 }  // namespace kvmill

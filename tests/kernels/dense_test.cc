@@ -34,8 +34,9 @@ TEST(DenseTest, TheReferenceMultipliesByHand) {
 TEST(DenseTest, EveryLevelMultipliesAsTheReference) {
   for (const std::string_view simd : CpuSimdNames()) {
     ASSERT_TRUE(ForceCpuSimd(simd));
-    for (const std::size_t rows : {1u, 2u, 3u, 5u, 6u, 7u, 13u}) {
-      for (const std::size_t depth : {1u, 7u, 128u}) {
+    for (const std::size_t rows : {1u, 2u, 3u, 5u, 6u, 7u, 11u, 12u, 13u, 21u}) {
+      // Panels of 128, 256 or 512 rows of `b` are copied: one, just under and over, several.
+      for (const std::size_t depth : {1u, 7u, 128u, 255u, 257u, 1100u}) {
         for (const std::size_t columns : {16u, 48u, 128u, 144u}) {
           SCOPED_TRACE(testing::Message()
                        << simd << " " << rows << " x " << depth << " x " << columns);
@@ -77,6 +78,26 @@ TEST(DenseTest, EveryLevelHasTheSoftmaxOfTheReference) {
         }
       }
       EXPECT_NEAR(sum, 1, 1e-5);
+    }
+  }
+  ForceCpuSimd("");
+}
+
+TEST(DenseTest, EveryLevelHasTheGateOfTheReference) {
+  std::vector<float> gate = Gaussian(96, 4);
+  const std::vector<float> up = Gaussian(96, 5);
+  for (std::size_t i = 0; i < 32; ++i) gate[i] *= 20;
+  gate[32] = 0, gate[33] = -3e4f, gate[34] = 3e4f, gate[35] = -88, gate[36] = 88;
+  std::vector<float> want(96);
+  GateReference(gate.data(), up.data(), 96, want.data());
+  EXPECT_EQ(want[32], 0);
+  EXPECT_EQ(want[34], 3e4f * up[34]);
+  for (const std::string_view simd : CpuSimdNames()) {
+    ASSERT_TRUE(ForceCpuSimd(simd));
+    std::vector<float> got = gate;
+    GateCpu(got.data(), up.data(), 96, got.data());
+    for (std::size_t i = 0; i < 96; ++i) {
+      ASSERT_NEAR(got[i], want[i], 2e-6f * std::abs(gate[i] * up[i])) << simd << " " << i;
     }
   }
   ForceCpuSimd("");
