@@ -1,6 +1,6 @@
-// What a dense layer of a decoder needs besides attention over tiles: products of matrices, softmax,
-// and the gate of SwiGLU, in fp32. For the small model that quality is measured with (client/eval); engines have
-// their own.
+// What a dense layer of a decoder needs besides attention over tiles: products of matrices,
+// softmax, and the gate of SwiGLU, in fp32. For the small model that quality is measured with
+// (client/eval); engines have their own.
 //
 // Pure functions over the caller's memory: thread-safe, no allocation, no global state.
 #ifndef KVMILL_KERNELS_DENSE_H_

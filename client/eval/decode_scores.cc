@@ -54,9 +54,28 @@ DecodeReference::DecodeReference(const TinyModel& model, const TaskText& text,
   own_ = ScoreLogits(logits);
 }
 
-std::vector<AnswerScores> DecodeReference::Score(KvCache& cache) const {
-  TinyDecoder decoder(model_, cache);
-  decoder.Feed(tokens_.first(first_));
+DecodeStart DecodeReference::Start(std::uint32_t block_tokens, std::uint32_t sink_blocks) const {
+  const TinyConfig& config = model_.config();
+  DecodeStart start;
+  const std::uint32_t blocks = std::min(first_ / block_tokens, sink_blocks + 1);
+  start.tokens = blocks * block_tokens;
+  FloatCache cache(config, {.tokens_max = start.tokens,
+                            .block_tokens = block_tokens,
+                            .sink_blocks = blocks,
+                            .keep_fp16 = true});
+  RecordingCache recording(cache, config.layers, config.head_dim);
+  TinyDecoder decoder(model_, recording);
+  decoder.Feed(tokens_.first(start.tokens));
+  start.recording = recording.recording();
+  return start;
+}
+
+std::vector<AnswerScores> DecodeReference::Score(KvCache& cache, const DecodeStart& start) const {
+  // Without a start the recording is empty, and has no layers to ask.
+  RecordedCache started(cache, start.recording, model_.config().head_dim);
+  TinyDecoder decoder(model_, start.tokens > 0 ? static_cast<KvCache&>(started) : cache);
+  decoder.Skip(start.tokens);
+  decoder.Feed(tokens_.subspan(start.tokens, first_ - start.tokens));
   const absl::Span<const Token> asked = tokens_.subspan(first_);
   std::vector<float> logits(asked.size() * model_.config().vocabulary);
   decoder.Feed(asked, absl::MakeSpan(logits));

@@ -25,13 +25,24 @@ struct AnswerScores {
   std::uint32_t first_wrong = 0;
 };
 
+// K and V of the first tokens of a text, which no method quantizes before they have been answered:
+// the blocks that stay in 16 bits, and the first that does not.
+struct DecodeStart {
+  std::uint32_t tokens = 0;
+  Recording recording;
+};
+
 // The unquantized run over a text.
 class DecodeReference {
  public:
   DecodeReference(const TinyModel& model, const TaskText& text, absl::Span<const Token> tokens);
 
-  // `cache` is empty and has room for the text.
-  std::vector<AnswerScores> Score(KvCache& cache) const;
+  // The same for every method with these blocks, in a cache of 16 bits. At most up to the first
+  // answer, in whole blocks.
+  DecodeStart Start(std::uint32_t block_tokens, std::uint32_t sink_blocks) const;
+  // `cache` is empty and has room for the text. With a start, which must be that of the cache's
+  // blocks, the run goes on behind it.
+  std::vector<AnswerScores> Score(KvCache& cache, const DecodeStart& start = {}) const;
   // Every token sees K and V of the unquantized run, quantized as `cache` does it, and none that
   // another token's error has reached: what one pass over a prompt would show. Empty cache, too.
   std::vector<AnswerScores> ScoreWithoutFeedback(KvCache& cache) const;

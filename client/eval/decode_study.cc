@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -142,12 +143,21 @@ class Measurement {
       const Text& text = texts_[i];
       const DecodeReference reference(*study_.model, text.text, text.tokens);
       scores_[i].reference = reference.own();
+      std::map<std::uint32_t, DecodeStart> starts;  // By tokens of a block.
       for (const Candidate& candidate : candidates_) {
         const auto cache =
             candidate.MakeCache(study_, static_cast<std::uint32_t>(text.tokens.size()));
-        std::vector<AnswerScores> answers = candidate.mode == DecodeMode::kDecode
-                                                ? reference.Score(*cache)
-                                                : reference.ScoreWithoutFeedback(*cache);
+        const auto score = [&] {
+          if (candidate.mode == DecodeMode::kPrefill) return reference.ScoreWithoutFeedback(*cache);
+          if (candidate.method == nullptr) return reference.Score(*cache);
+          const std::uint32_t block = cache->block_tokens();
+          auto start = starts.find(block);
+          if (start == starts.end()) {
+            start = starts.emplace(block, reference.Start(block, study_.sink_blocks)).first;
+          }
+          return reference.Score(*cache, start->second);
+        };
+        std::vector<AnswerScores> answers = score();
         scores_[i].candidates.emplace_back(std::move(answers), cache->size());
         const std::size_t done = done_.fetch_add(1, std::memory_order_relaxed) + 1;
         if (caller && study_.progress) study_.progress(done, texts_.size() * candidates_.size());

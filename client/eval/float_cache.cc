@@ -15,6 +15,10 @@ std::size_t RoundedUp(std::size_t count) {
   return (count + kDenseColumns - 1) / kDenseColumns * kDenseColumns;
 }
 
+// Tokens whose queries are answered together: their scores stay in the second cache between the
+// products, and the places that the causal mask leaves empty are few.
+constexpr std::uint32_t kAnsweredTogether = 32;
+
 // Rows of keys whose distance is a multiple of a page would all fall into the same lines of the
 // first cache.
 std::size_t Stride(std::size_t tokens) {
@@ -31,7 +35,8 @@ FloatCache::FloatCache(const TinyConfig& config, const Options& options)
       options_(options),
       stride_(Stride(options.tokens_max)),
       layers_(config.layers),
-      scores_(std::size_t{options.block_tokens} * config.q_heads * stride_) {
+      scores_(std::size_t{std::min(kAnsweredTogether, options.block_tokens)} * config.q_heads *
+              stride_) {
   for (Layer& layer : layers_) {
     layer.keys.assign(head_dim_ * stride_, 0);
     layer.values.assign(head_dim_ * stride_, 0);
@@ -51,9 +56,8 @@ void FloatCache::Attend(const CacheChunk& chunk) {
 }
 
 void FloatCache::Append(Layer& layer, const CacheChunk& chunk) {
-  const auto kept = [&](float x) {
-    return options_.quantizer == nullptr ? x : Float16ToFloat(FloatToFloat16(x));
-  };
+  const bool fp16 = options_.quantizer != nullptr || options_.keep_fp16;
+  const auto kept = [fp16](float x) { return fp16 ? Float16ToFloat(FloatToFloat16(x)) : x; };
   for (std::size_t t = 0; t < chunk.count; ++t) {
     for (std::size_t d = 0; d < head_dim_; ++d) {
       layer.keys[d * stride_ + chunk.position + t] = kept(chunk.k[t * head_dim_ + d]);
@@ -63,16 +67,19 @@ void FloatCache::Append(Layer& layer, const CacheChunk& chunk) {
 }
 
 void FloatCache::Answer(const Layer& layer, const CacheChunk& chunk) {
-  const std::size_t tokens = chunk.position + chunk.count,
-                    rows = std::size_t{chunk.count} * q_heads_;
-  const std::size_t width = RoundedUp(tokens);
-  MultiplyCpu({chunk.q, layer.keys.data(), scores_.data(), rows, head_dim_, width, head_dim_,
-               stride_, stride_});
-  for (std::size_t r = 0; r < rows; ++r) {
-    SoftmaxCpu(scores_.data() + r * stride_, chunk.position + r / q_heads_ + 1, width, scale_);
+  const std::size_t token_values = std::size_t{q_heads_} * head_dim_;
+  for (std::uint32_t first = 0; first < chunk.count; first += kAnsweredTogether) {
+    const std::uint32_t count = std::min(kAnsweredTogether, chunk.count - first);
+    const std::size_t before = chunk.position + first, tokens = before + count,
+                      rows = std::size_t{count} * q_heads_, width = RoundedUp(tokens);
+    MultiplyCpu({chunk.q + first * token_values, layer.keys.data(), scores_.data(), rows, head_dim_,
+                 width, head_dim_, stride_, stride_});
+    for (std::size_t r = 0; r < rows; ++r) {
+      SoftmaxCpu(scores_.data() + r * stride_, before + r / q_heads_ + 1, width, scale_);
+    }
+    MultiplyCpu({scores_.data(), layer.values.data(), chunk.out + first * token_values, rows,
+                 tokens, head_dim_, stride_, head_dim_, head_dim_});
   }
-  MultiplyCpu({scores_.data(), layer.values.data(), chunk.out, rows, tokens, head_dim_, stride_,
-               head_dim_, head_dim_});
 }
 
 void FloatCache::QuantizeBlock(Layer& layer, std::uint32_t position) {

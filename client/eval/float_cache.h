@@ -20,6 +20,7 @@ class FloatCache : public KvCache {
     // Null: K and V stay in fp32. Otherwise they are rounded to fp16 as they come, and a block that
     // is complete is replaced by what comes back from this; must outlive the cache.
     const Quantizer* quantizer = nullptr;
+    bool keep_fp16 = false;  // Rounded to fp16 as they come without a quantizer, too.
   };
   FloatCache(const TinyConfig& config, const Options& options);
 
@@ -42,7 +43,7 @@ class FloatCache : public KvCache {
   const Options options_;
   std::size_t stride_;  // Tokens that there is room for.
   std::vector<Layer> layers_;
-  std::vector<float> scores_;  // [block_tokens * q_heads][stride_]
+  std::vector<float> scores_;  // [tokens answered together * q_heads][stride_]
   Size size_;
 };
 

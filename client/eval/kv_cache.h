@@ -73,9 +73,10 @@ class RecordingCache : public KvCache {
   Recording recording_;
 };
 
-// Gives `inner` the K and V of a recording in place of what it is handed (which may be null): a
-// cache as if an unquantized run had filled it, so that no error of a token reaches the K and V of
-// those after it. `recording` must outlive it.
+// Gives `inner` the K and V of a recording in place of what it is handed (which may be null), as
+// far as the recording goes: a cache as if the recorded run had filled it. Of a whole unquantized
+// run: no error of a token reaches the K and V of those after it. A chunk lies before the
+// recording's end or after it. `recording` must outlive it.
 class RecordedCache : public KvCache {
  public:
   RecordedCache(KvCache& inner, const Recording& recording, std::uint32_t head_dim)
@@ -84,6 +85,7 @@ class RecordedCache : public KvCache {
   void Attend(const CacheChunk& chunk) override {
     CacheChunk replaced = chunk;
     const std::size_t from = std::size_t{chunk.position} * head_dim_;
+    if (from >= recording_.k[chunk.layer].size()) return inner_.Attend(chunk);
     replaced.k = recording_.k[chunk.layer].data() + from;
     replaced.v = recording_.v[chunk.layer].data() + from;
     inner_.Attend(replaced);

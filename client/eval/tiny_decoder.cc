@@ -90,10 +90,13 @@ void TinyDecoder::FeedChunk(absl::Span<const Token> tokens, float* logits) {
     const float* row = model_.embedding().data() + std::size_t{tokens[t]} * c.dim;
     std::copy_n(row, c.dim, stream_.begin() + static_cast<std::ptrdiff_t>(t * c.dim));
   }
-  for (std::uint32_t i = 0; i < c.layers; ++i) {
+  // Without logits nobody asks what the last layer makes of these tokens.
+  const std::uint32_t whole = logits == nullptr ? c.layers - 1 : c.layers;
+  for (std::uint32_t i = 0; i < whole; ++i) {
     Attention(model_.layers()[i], i, count);
     Mlp(model_.layers()[i], count);
   }
+  if (logits == nullptr) OnlyKeysAndValues(model_.layers().back(), whole, count);
   position_ += count;
   if (logits == nullptr) return;
   Normalize(stream_.data(), count, model_.output_norm(), c.norm_epsilon, normed_.data());
@@ -120,17 +123,29 @@ void TinyDecoder::Attention(const TinyLayer& layer, std::uint32_t number, std::u
   Add(added_, std::size_t{count} * c.dim, stream_);
 }
 
+void TinyDecoder::OnlyKeysAndValues(const TinyLayer& layer, std::uint32_t number,
+                                    std::uint32_t count) {
+  const TinyConfig& c = model_.config();
+  const std::size_t dim = c.head_dim, queries = std::size_t{c.q_heads} * dim;
+  Normalize(stream_.data(), count, layer.attention_norm, c.norm_epsilon, normed_.data());
+  MultiplyCpu({normed_.data(), layer.qkv.data() + queries, qkv_.data() + queries, count, c.dim,
+               2 * dim, c.dim, c.qkv(), c.qkv()});
+  for (std::size_t t = 0; t < count; ++t) {
+    const float* row = qkv_.data() + t * c.qkv() + queries;
+    float* k = std::copy_n(row, dim, k_.data() + t * dim) - dim;
+    Rotate(k, model_.Cosines(position_ + t), model_.Sines(position_ + t), dim / 2);
+    std::copy_n(row + dim, dim, v_.data() + t * dim);
+  }
+  cache_.Attend({number, position_, count, k_.data(), v_.data()});
+}
+
 void TinyDecoder::Mlp(const TinyLayer& layer, std::uint32_t count) {
   const TinyConfig& c = model_.config();
   Normalize(stream_.data(), count, layer.mlp_norm, c.norm_epsilon, normed_.data());
   Multiply(normed_.data(), count, layer.gate_up, std::size_t{2} * c.hidden, gate_up_.data());
   for (std::size_t t = 0; t < count; ++t) {
     const float* gate = gate_up_.data() + t * 2 * c.hidden;
-    const float* up = gate + c.hidden;
-    float* hidden = hidden_.data() + t * c.hidden;
-    for (std::size_t i = 0; i < c.hidden; ++i) {
-      hidden[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];  // silu(gate) * up
-    }
+    GateCpu(gate, gate + c.hidden, c.hidden, hidden_.data() + t * c.hidden);
   }
   Multiply(hidden_.data(), count, layer.down, c.dim, added_.data());
   Add(added_, std::size_t{count} * c.dim, stream_);

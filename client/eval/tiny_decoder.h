@@ -35,6 +35,7 @@ class TinyDecoder {
   std::uint32_t ChunkOf(std::size_t tokens) const;
   void FeedChunk(absl::Span<const Token> tokens, float* logits);
   void Attention(const TinyLayer& layer, std::uint32_t number, std::uint32_t count);
+  void OnlyKeysAndValues(const TinyLayer& layer, std::uint32_t number, std::uint32_t count);
   void Mlp(const TinyLayer& layer, std::uint32_t count);
 
   const TinyModel& model_;

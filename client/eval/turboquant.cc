@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "client/eval/random.h"
+#include "kernels/dense.h"
 
 namespace kvmill::eval {
 namespace {
@@ -58,7 +59,14 @@ class TurboQuant : public Quantizer {
   TurboQuant(std::uint32_t key_bits, std::uint32_t value_bits, std::uint32_t head_dim)
       : bits_{key_bits, value_bits},
         codebooks_{SphereCodebook(head_dim, key_bits), SphereCodebook(head_dim, value_bits)},
-        rotation_(RandomOrthogonal(head_dim, kRotationSeed)) {}
+        rotation_(RandomOrthogonal(head_dim, kRotationSeed)),
+        transposed_(rotation_.size()) {
+    for (std::size_t r = 0; r < head_dim; ++r) {
+      for (std::size_t d = 0; d < head_dim; ++d) {
+        transposed_[d * head_dim + r] = rotation_[r * head_dim + d];
+      }
+    }
+  }
 
   Decoded Quantize(Half half, const HeadValues& head) const override {
     const std::size_t dim = head.head_dim;
@@ -67,10 +75,13 @@ class TurboQuant : public Quantizer {
     Decoded out;
     out.values.assign(head.values.size(), 0.0f);
     out.bits = std::uint64_t{head.tokens} * (dim * bits + 16);
-    std::vector<float> rotated(dim);
+    // x P^T, coordinates; their nearest levels; and back, y P.
+    std::vector<float> rotated(head.values.size());
+    MultiplyCpu({head.values.data(), transposed_.data(), rotated.data(), head.tokens, dim, dim, dim,
+                 dim, dim});
     for (std::size_t t = 0; t < head.tokens; ++t) {
       const float* x = head.values.data() + t * dim;
-      float* y = out.values.data() + t * dim;
+      float* coordinates = rotated.data() + t * dim;
       double squares = 0;
       for (std::size_t d = 0; d < dim; ++d) {
         squares += static_cast<double>(x[d]) * static_cast<double>(x[d]);
@@ -79,24 +90,17 @@ class TurboQuant : public Quantizer {
       // A norm beyond fp16 can only come of a vector that is near its limits in many channels.
       const float stored =
           Float16ToFloat(FloatToFloat16(std::min(static_cast<float>(norm), 65504.0f)));
-      if (norm == 0) continue;
-      // x P^T: coordinate r is the dot product with row r; back: sum of rows.
+      if (norm == 0) continue;  // The coordinates are zeros, too.
       for (std::size_t r = 0; r < dim; ++r) {
-        const float* row = rotation_.data() + r * dim;
-        float dot = 0;
-        for (std::size_t d = 0; d < dim; ++d) dot += row[d] * x[d];
-        rotated[r] = dot;
-      }
-      for (std::size_t r = 0; r < dim; ++r) {
-        const double unit = static_cast<double>(rotated[r]) / norm;
+        const double unit = static_cast<double>(coordinates[r]) / norm;
         const auto above = std::lower_bound(codebook.begin(), codebook.end(), unit);
         auto best = above == codebook.end() ? above - 1 : above;
         if (best != codebook.begin() && unit - *(best - 1) < *best - unit) --best;
-        const float scaled = static_cast<float>(*best) * stored;
-        const float* row = rotation_.data() + r * dim;
-        for (std::size_t d = 0; d < dim; ++d) y[d] += scaled * row[d];
+        coordinates[r] = static_cast<float>(*best) * stored;
       }
     }
+    MultiplyCpu({rotated.data(), rotation_.data(), out.values.data(), head.tokens, dim, dim, dim,
+                 dim, dim});
     return out;
   }
 
@@ -104,6 +108,7 @@ class TurboQuant : public Quantizer {
   const std::uint32_t bits_[2];
   const std::vector<double> codebooks_[2];
   const std::vector<float> rotation_;
+  std::vector<float> transposed_;
 };
 
 }  // namespace

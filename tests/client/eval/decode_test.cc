@@ -165,6 +165,39 @@ TEST(DecodeScoresTest, AGreedyRunGoesWrongWhereGivenTokensSayIt) {
   EXPECT_GT(wrong, 0);  // Otherwise this test compares nothing.
 }
 
+// One block more would be answered from what the first quantized block lost.
+TEST(DecodeScoresTest, TheStartIsWhatEveryMethodWouldHaveComputed) {
+  const Text text = Chain(6, 40);
+  const auto size = static_cast<std::uint32_t>(text.tokens.size());
+  const DecodeReference reference(Shipped(), text.text, text.tokens);
+  const TileFormat format = Format("k2v2_g64");
+  const auto rtn = (*FindMethods({"rtn"}))[0]->make(format);
+  const std::uint32_t prompt = text.text.answers[0].begin;
+  for (const std::uint32_t sinks : {0u, 1u, 100u}) {
+    SCOPED_TRACE(sinks);
+    const DecodeStart start = reference.Start(64, sinks);
+    EXPECT_EQ(start.tokens, std::min(64 * (sinks + 1), (prompt - 1) / 64 * 64));
+    const FloatCache::Options options{
+        .tokens_max = size, .block_tokens = 64, .sink_blocks = sinks, .quantizer = rtn.get()};
+    FloatCache whole(Shipped().config(), options), rest(Shipped().config(), options);
+    const AnswerScores want = reference.Score(whole)[0], got = reference.Score(rest, start)[0];
+    EXPECT_EQ(got.kl, want.kl);
+    EXPECT_EQ(got.first_wrong, want.first_wrong);
+    EXPECT_EQ(rest.size().bits, whole.size().bits);
+    EXPECT_EQ(rest.size().elements, whole.size().elements);
+  }
+  // Where the model's own attention and the fused one meet, sums are rounded otherwise.
+  const TileCache::Options options{.tokens_max = size, .format = format};
+  TileCache whole(Shipped().config(), options), rest(Shipped().config(), options);
+  const AnswerScores want = reference.Score(whole)[0];
+  const AnswerScores got = reference.Score(rest, reference.Start(64, 1))[0];
+  double want_kl = 0, got_kl = 0;
+  for (const float kl : want.kl) want_kl += static_cast<double>(kl);
+  for (const float kl : got.kl) got_kl += static_cast<double>(kl);
+  EXPECT_NEAR(got_kl, want_kl, 0.3 * want_kl);
+  EXPECT_EQ(rest.size().bits, whole.size().bits);
+}
+
 TEST(DecodeScoresTest, WithoutQuantizationNothingChanges) {
   const Text text = Chain(5, 20);
   const auto size = static_cast<std::uint32_t>(text.tokens.size());
