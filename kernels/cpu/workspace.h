@@ -1,10 +1,11 @@
-// The scratch of the cpu encoder.
+// The scratch of the cpu encoder, and of what refines its records.
 #ifndef KVMILL_KERNELS_CPU_WORKSPACE_H_
 #define KVMILL_KERNELS_CPU_WORKSPACE_H_
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/refine_row.h"
 #include "kernels/tile_format.h"
 
 namespace kvmill {
@@ -58,6 +59,31 @@ constexpr std::size_t EncodeWorkspaceBytes(const TileFormat& format) {
   return offsetof(EncodeWorkspace, tile) +
          std::size_t{format.group} * format.head_dim * sizeof(float);
 }
+
+// Refine works in the same scratch after encode.
+struct RefineWorkspace {
+  alignas(64) float across[kAxisMax];          // T.
+  alignas(64) float across_inverse[kAxisMax];  // 1 / T.
+  alignas(64) float across_square[kAxisMax];   // T^2.
+  // Of rows: S and Z as fp16 holds them, and what dividing by S needs.
+  alignas(64) float scale[kAxisMax];
+  alignas(64) float scale_inverse[kAxisMax];  // 1 / S; 0 where S is 0.
+  alignas(64) float zero[kAxisMax];
+  alignas(64) float zero_steps[kAxisMax];  // Z / S.
+  // RowSums of rows, and squared errors: now, and with the S and Z of encode.
+  alignas(64) float wq[kAxisMax];
+  alignas(64) float wqq[kAxisMax];
+  alignas(64) float wx[kAxisMax];
+  alignas(64) float wqx[kAxisMax];
+  alignas(64) float error[kAxisMax];
+  alignas(64) float error_before[kAxisMax];
+  RowScale encoded[kAxisMax];
+  RowScale stored[kAxisMax];
+  alignas(64) std::uint8_t codes[kAxisMax];  // As in EncodeWorkspace, like the next two.
+  alignas(64) std::uint32_t words[kGroupMax * 4 / 32 * kHeadDimMax];
+  alignas(64) float tile[1];
+};
+static_assert(offsetof(RefineWorkspace, tile) <= offsetof(EncodeWorkspace, tile));
 
 }  // namespace kvmill
 
