@@ -26,6 +26,7 @@ constexpr const char* kEncodeHelp =
     "  memcpy_gb_per_s    as many threads copying 64 MiB each\n"
     "  bound_us           the passes of the normalization alone, which an encoder cannot do "
     "without\n"
+    "--algorithm refined measures encode and refine together; the bound is the same.\n"
     "With --device cuda or cuda:N all of 1 GiB of tiles are encoded by one call, and what counts "
     "is "
     "its\n"
@@ -61,11 +62,14 @@ struct EncodeFlags {
 };
 
 absl::Status BenchEncode(const CommonFlags& common, const EncodeFlags& flags) {
-  if (flags.algorithm != "kvarn") {
-    return absl::UnimplementedError(
-        "--algorithm refined is not available in this version; use kvarn");
-  }
   EncodeBenchOptions options;
+  if (flags.algorithm == "refined") {
+    if (flags.device != "host") {
+      return absl::UnimplementedError(
+          "--algorithm refined has no GPU kernel: the host does it; use --device host");
+    }
+    options.algorithm = Algorithm::kRefined;
+  }
   KVMILL_ASSIGN_OR_RETURN(options.format, FormatFlag(flags.format, flags.head_dim));
   options.threads = flags.threads;
   options.repetitions = flags.repetitions;

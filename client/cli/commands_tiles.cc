@@ -33,6 +33,10 @@ constexpr const char* kEncodeHelp =
     "unless\n"
     "--raw-out takes it: then its record is zeros and FILE has its 16-bit values.\n"
     "\n"
+    "--algorithm refined chooses scales, zeros and codes with less error in the same format "
+    "(kernels/refine.h);\n"
+    "any decoder reads them. With a GPU's encoder the host does that part.\n"
+    "\n"
     "  compression  = fp16 bytes of the tokens in tiles / bytes of their records\n"
     "  rel_error_k  = |K' - K| / |K| (Frobenius, all heads in tiles, model frame); 0/0 = 0\n"
     "\n"
@@ -56,17 +60,15 @@ struct EncodeFlags {
   bool bf16 = false;
 };
 
-absl::StatusOr<Encoder> EncoderFlag(const EncodeFlags& flags) {
-  if (flags.algorithm != "kvarn") {
-    return absl::UnimplementedError(
-        "--algorithm refined is not available in this version; use kvarn");
-  }
+Encoder EncoderFlag(const EncodeFlags& flags) {
   if (flags.encoder != "cpu" && flags.encoder != "reference") return Encoder::kDevice;
   return flags.encoder == "cpu" ? Encoder::kCpu : Encoder::kReference;
 }
 
 absl::Status Encode(const CommonFlags& common, const EncodeFlags& flags) {
-  KVMILL_ASSIGN_OR_RETURN(const Encoder encoder, EncoderFlag(flags));
+  const Encoder encoder = EncoderFlag(flags);
+  const Algorithm algorithm =
+      flags.algorithm == "refined" ? Algorithm::kRefined : Algorithm::kKvarn;
   std::unique_ptr<Device> device;
   if (encoder == Encoder::kDevice) {
     KVMILL_ASSIGN_OR_RETURN(device, OpenDeviceFlag(flags.encoder));
@@ -82,7 +84,7 @@ absl::Status Encode(const CommonFlags& common, const EncodeFlags& flags) {
         absl::StrCat(flags.k, ": shape ", k.ShapeString(), ": ", format.status().message()));
   }
   KVMILL_ASSIGN_OR_RETURN(const EncodedTensors encoded,
-                          EncodeTensors(k, v, *format, encoder, device.get()));
+                          EncodeTensors(k, v, *format, encoder, device.get(), algorithm));
   if (!encoded.raw_heads.empty() && flags.raw_out.empty()) {
     const RawHead& first = encoded.raw_heads.front();
     return absl::FailedPreconditionError(absl::StrCat(

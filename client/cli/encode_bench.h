@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/refine.h"
 #include "kernels/tile_format.h"
 #include "storage/device/device.h"
 
@@ -14,6 +15,7 @@ namespace kvmill::cli {
 
 struct EncodeBenchOptions {
   TileFormat format;
+  Algorithm algorithm = Algorithm::kKvarn;  // On the host.
   std::uint32_t threads = 1;
   std::uint32_t repetitions = 15;  // Odd, so that the median is a measurement.
   // Of 16-bit values on a device, all at different places: more than any cache holds.

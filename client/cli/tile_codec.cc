@@ -148,11 +148,12 @@ class BlockEncoder {
  public:
   // `done`: what a device made of each head of each block; then only the measuring is left.
   BlockEncoder(const Tensor& k, const Tensor& v, const TileFormat& format, Encoder encoder,
-               absl::Span<const EncodeResult> done)
+               Algorithm algorithm, absl::Span<const EncodeResult> done)
       : k_(k),
         v_(v),
         format_(format),
         encoder_(encoder),
+        algorithm_(algorithm),
         done_(done),
         scratch_(EncodeScratchBytes(format)),
         decoded_k_(std::size_t{format.group} * format.head_dim),
@@ -164,9 +165,11 @@ class BlockEncoder {
       const auto k = ReadHead(k_, format_, block, head);
       const auto v = ReadHead(v_, format_, block, head);
       auto* record = reinterpret_cast<std::byte*>(records + head * RecordBytes(format_));
+      const EncodeArgs args{k.view, v.view, record};
       const EncodeResult result = encoder_ == Encoder::kDevice
                                       ? done_[std::size_t{block} * k_.heads + head]
-                                      : EncodeHead({k.view, v.view, record});
+                                      : EncodeHead(args);
+      if (algorithm_ == Algorithm::kRefined) RefineHead(args, result);
       if (result == EncodeResult::kNonFinite) {
         outcome.status = DescribeNonFinite(k.view, v.view, format_, block, head);
         return;
@@ -194,10 +197,17 @@ class BlockEncoder {
     return result;
   }
 
+  void RefineHead(const EncodeArgs& args, EncodeResult result) {
+    const auto refine = encoder_ == Encoder::kReference ? &RefineTilesReference : &RefineTilesCpu;
+    refine(format_, Frame::kModel, absl::MakeConstSpan(&args, 1), absl::MakeConstSpan(&result, 1),
+           scratch_.span());
+  }
+
   const Tensor& k_;
   const Tensor& v_;
   const TileFormat format_;
   const Encoder encoder_;
+  const Algorithm algorithm_;
   const absl::Span<const EncodeResult> done_;
   Scratch scratch_;
   std::vector<float> decoded_k_, decoded_v_;
@@ -227,7 +237,7 @@ absl::Status CheckScales(const TileFormat& format, const char* record, std::uint
 
 absl::StatusOr<EncodedTensors> EncodeTensors(const Tensor& k, const Tensor& v,
                                              const TileFormat& format, Encoder encoder,
-                                             Device* device) {
+                                             Device* device, Algorithm algorithm) {
   if (k.tokens != v.tokens || k.heads != v.heads || k.head_dim != v.head_dim) {
     return absl::InvalidArgumentError(absl::StrCat("K is ", k.ShapeString(), " and V is ",
                                                    v.ShapeString(), "; they must be the same"));
@@ -248,7 +258,7 @@ absl::StatusOr<EncodedTensors> EncodeTensors(const Tensor& k, const Tensor& v,
   std::vector<BlockOutcome> outcomes(encoded.block_count);
   ForEachBlock(encoded.block_count, "encoding", [&] {
     // Shared because std::function must be copyable; one thread uses it.
-    auto worker = std::make_shared<BlockEncoder>(k, v, format, encoder, done);
+    auto worker = std::make_shared<BlockEncoder>(k, v, format, encoder, algorithm, done);
     return [&, worker](std::uint32_t block) {
       worker->Encode(block, encoded.records.data() + block * block_bytes, outcomes[block]);
     };

@@ -12,6 +12,7 @@
 #include "client/cli/npy.h"
 #include "client/cli/raw_heads.h"
 #include "kernels/encode.h"
+#include "kernels/refine.h"
 #include "kernels/tile_format.h"
 #include "storage/device/device.h"
 
@@ -30,10 +31,11 @@ struct EncodedTensors {
 
 // K and V must have the same shape, and head_dim that of the format. INVALID_ARGUMENT otherwise,
 // and for NaN or infinity (naming token, head and channel). kDevice encodes on `device`, and passes
-// on its errors.
+// on its errors; kRefined refines what came of it here.
 absl::StatusOr<EncodedTensors> EncodeTensors(const Tensor& k, const Tensor& v,
                                              const TileFormat& format, Encoder encoder,
-                                             Device* device = nullptr);
+                                             Device* device = nullptr,
+                                             Algorithm algorithm = Algorithm::kKvarn);
 
 struct DecodedTensors {
   std::uint32_t block_count = 0;

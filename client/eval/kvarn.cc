@@ -19,7 +19,7 @@ std::uint64_t HalfBits(const TileFormat& format, Half half) {
 
 class Kvarn : public Quantizer {
  public:
-  explicit Kvarn(const TileFormat& format) : format_(format) {}
+  Kvarn(const TileFormat& format, Algorithm algorithm) : format_(format), algorithm_(algorithm) {}
 
   Decoded Quantize(Half half, const HeadValues& head) const override {
     const std::size_t block_values = std::size_t{format_.group} * format_.head_dim;
@@ -48,6 +48,10 @@ class Kvarn : public Quantizer {
       EncodeResult result = EncodeResult::kRaw;
       EncodeTilesCpu(format_, Frame::kModel, absl::MakeConstSpan(&args, 1),
                      absl::MakeSpan(&result, 1), scratch);
+      if (algorithm_ == Algorithm::kRefined) {
+        RefineTilesCpu(format_, Frame::kModel, absl::MakeConstSpan(&args, 1),
+                       absl::MakeConstSpan(&result, 1), scratch);
+      }
       const absl::Span<float> decoded = absl::MakeSpan(out.values).subspan(at, block_values);
       if (result != EncodeResult::kTile) {
         std::copy_n(head.values.begin() + static_cast<std::ptrdiff_t>(at), block_values,
@@ -66,6 +70,7 @@ class Kvarn : public Quantizer {
 
  private:
   const TileFormat format_;
+  const Algorithm algorithm_;
 };
 
 class KvarnWith : public Quantizer {
@@ -116,8 +121,8 @@ class KvarnWith : public Quantizer {
 
 }  // namespace
 
-std::unique_ptr<Quantizer> MakeKvarn(const TileFormat& format) {
-  return std::make_unique<Kvarn>(format);
+std::unique_ptr<Quantizer> MakeKvarn(const TileFormat& format, Algorithm algorithm) {
+  return std::make_unique<Kvarn>(format, algorithm);
 }
 
 std::unique_ptr<Quantizer> MakeKvarnWith(const TileFormat& format, const KvarnOptions& options) {

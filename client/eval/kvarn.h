@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "client/eval/quantizer.h"
 #include "kernels/encode.h"
+#include "kernels/refine.h"
 #include "kernels/tile_format.h"
 
 namespace kvmill::eval {
@@ -48,9 +49,11 @@ struct KvarnHalf {
 KvarnHalf EncodeKvarnHalf(Half half, absl::Span<const float> block, std::uint32_t tokens,
                           std::uint32_t head_dim, std::uint32_t bits, const KvarnOptions& options);
 
-// EncodeTilesCpu and DecodeTileToFloatCpu, the other half of each tile being zero. A half that a
-// tile cannot hold is raw by itself, where kvmilld keeps both halves of such a head.
-std::unique_ptr<Quantizer> MakeKvarn(const TileFormat& format);
+// EncodeTilesCpu, with kRefined RefineTilesCpu, and DecodeTileToFloatCpu, the other half of each
+// tile being zero. A half that a tile cannot hold is raw by itself, where kvmilld keeps both halves
+// of such a head.
+std::unique_ptr<Quantizer> MakeKvarn(const TileFormat& format,
+                                     Algorithm algorithm = Algorithm::kKvarn);
 
 std::unique_ptr<Quantizer> MakeKvarnWith(const TileFormat& format, const KvarnOptions& options);
 

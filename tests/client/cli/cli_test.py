@@ -153,9 +153,19 @@ class Files(Case):
         with open(self.path("noise"), "wb") as file:
             file.write(b"\xff" * 2816)
 
-    def test_what_this_version_lacks_says_so(self):
-        k = gaussian(128, 1, 64, 1)
-        self.assertIn("refined", self.encode(k, k, "--format", "k4v2_g128", "--algorithm", "refined", code=1).error)
+    def test_refined_records_have_less_error_at_the_same_size(self):
+        k, v = gaussian(128, 2, 64, 1), gaussian(128, 2, 64, 2)
+        kvarn = self.encode(k, v, "--format", "k4v2_g128", "--json").json()
+        for encoder in ("cpu", "reference"):
+            with self.subTest(encoder):
+                refined = self.encode(k, v, "--format", "k4v2_g128", "--algorithm", "refined", "--encoder", encoder, "--json").json()
+                self.assertEqual(refined["record_bytes"], kvarn["record_bytes"])
+                self.assertLess(refined["rel_error_v"], 0.85 * kvarn["rel_error_v"])
+                self.assertLess(refined["rel_error_k"], kvarn["rel_error_k"])
+        fast = self.kvmill("bench", "encode", "--algorithm", "refined", "--repetitions", "1", "--json").json()
+        self.assertGreater(fast["us_per_tile"], fast["bound_us"])
+        if not os.path.exists("/dev/nvidiactl"):
+            self.assertIn("refined", self.kvmill("bench", "encode", "--algorithm", "refined", "--device", "cuda", code=1).error)
 
     @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "there is a GPU")
     def test_without_a_gpu_says_what_is_missing(self):

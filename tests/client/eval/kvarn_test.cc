@@ -112,6 +112,27 @@ TEST(KvarnTest, KernelsAndAblationCodeDecodeToTheSame) {
   }
 }
 
+// kernels/refine.h starts from stored scales, the study from those of encode, and tries each fit
+// with either codes: the same but for rounding and ties.
+TEST(KvarnTest, RefinedKernelsAreTheRefitOfTheStudy) {
+  for (const TileFormat format : {TileFormat{2, 2, 128, 128}, TileFormat{4, 4, 64, 64}}) {
+    for (const InputKind kind : {InputKind::kGaussian, InputKind::kOutlierChannels}) {
+      SCOPED_TRACE(kvmill::ToString(format) + " " + kvmill::ToString(kind));
+      const TestHead head = MakeHead(format, kind, 3);
+      for (const Half half : {Half::kKey, Half::kValue}) {
+        const auto plain = MakeKvarn(format)->Quantize(half, head.view);
+        const auto kernels = MakeKvarn(format, Algorithm::kRefined)->Quantize(half, head.view);
+        const auto study = MakeKvarnWith(format, {.refit = true})->Quantize(half, head.view);
+        const double want = RelativeError(study.values, head.values);
+        EXPECT_NEAR(RelativeError(kernels.values, head.values), want, 0.02 * want);
+        EXPECT_LT(RelativeError(kernels.values, head.values),
+                  RelativeError(plain.values, head.values));
+        EXPECT_EQ(kernels.bits, study.bits);
+      }
+    }
+  }
+}
+
 TEST(KvarnTest, BitsAreThoseOfTheRecord) {
   for (std::size_t i = 0; i < kTileFormatCount; ++i) {
     const TileFormat format = TileFormatAt(i);
