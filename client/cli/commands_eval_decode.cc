@@ -263,12 +263,11 @@ absl::Status EvalDecode(const CommonFlags& common, const DecodeFlags& flags) {
     for (const std::string& line : subject) std::cout << line << "\n";
     std::cout << "sign test against " << study.methods.front()->name << "\n\n";
   }
+  const Table table = ModesTable(rows, flags.markdown);
+  flags.markdown ? table.PrintMarkdown() : table.Print();
   if (flags.by_position) {
+    std::cout << "\n";
     PrintPositions(rows, flags.markdown);
-  } else if (const Table table = ModesTable(rows, flags.markdown); flags.markdown) {
-    table.PrintMarkdown();
-  } else {
-    table.Print();
   }
   if (!flags.markdown && !flags.html.empty()) std::cout << "\nreport: " << flags.html << "\n";
   return absl::OkStatus();
@@ -317,9 +316,9 @@ void AddEvalDecode(CommandLine& line, CLI::App& eval) {
       ->type_name("FILE");
   app->add_option("--html", flags->html, "Also write a report with plots, one file")
       ->type_name("FILE");
-  app->add_flag("--markdown", flags->markdown, "The table alone, as Markdown");
+  app->add_flag("--markdown", flags->markdown, "The tables alone, as Markdown");
   app->add_flag("--by-position", flags->by_position,
-                "The table by position in the answer instead: KL, and answers right so far");
+                "Also by position in the answer, a table a task: KL, and answers right so far");
 }
 
 }  // namespace kvmill::cli

@@ -4,7 +4,7 @@
 quality_tables.py [--kvmill build/release/bin/kvmill] [--only TABLE]
 
 The K and V of this repository always; those of KVMILL_EXTRA_DATA (a folder with kv/) when it is set: otherwise their
-tables stay as they are, and a line says so.
+tables stay as they are, and a line says so. Says how long each run took.
 """
 import argparse
 import glob
@@ -12,21 +12,21 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 PAGE = os.path.join(ROOT, "docs", "quality.md")
 REFINED = ["--methods", "kvarn,refined", "--formats", "k4v2_g128,k2v2_g128,k4v4_g128"]
-# Name of the table -> (whether it is of KVMILL_EXTRA_DATA, command, arguments).
-TABLES = {
-    "shipped": (False, "error", []),
-    "extra": (True, "error", []),
-    "ablations": (True, "error", ["--methods", "kvarn,ablations"]),
-    "refined": (True, "error", REFINED),
-    "refined shipped": (False, "error", REFINED),
-    "decode": (False, "decode", []),
-    "decode by position": (False, "decode", ["--tasks", "chain-60", "--formats", "k2v2_g128", "--methods",
-                                             "kvarn,refined-refit,turboquant,kivi-g128", "--by-position"]),
-    "decode outliers": (False, "decode", ["--tasks", "chain-60", "--outliers", "--answers", "50"]),
+POSITIONS = ["fp16", "kvarn", "refined-refit", "turboquant", "kivi-g128"]  # 46 rows would be too many to read.
+# Tables -> (whether they are of KVMILL_EXTRA_DATA, command, arguments). One run prints all tables of a key.
+RUNS = {
+    ("shipped",): (False, "error", []),
+    ("extra",): (True, "error", []),
+    ("ablations",): (True, "error", ["--methods", "kvarn,ablations"]),
+    ("refined",): (True, "error", REFINED),
+    ("refined shipped",): (False, "error", REFINED),
+    ("decode", "decode by position"): (False, "decode", ["--by-position"]),
+    ("decode outliers",): (False, "decode", ["--tasks", "chain-60", "--outliers", "--answers", "50", "--mode", "decode"]),
 }
 
 
@@ -36,32 +36,54 @@ def extra_prefix():
     return found[0][:-len("L00_k.npy")] if found else None
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kvmill", default=os.path.join(ROOT, "build", "release", "bin", "kvmill"))
-    parser.add_argument("--only", choices=TABLES, action="append", help="this table and no other; may be repeated")
-    arguments = parser.parse_args()
-    kvmill, only = arguments.kvmill, arguments.only or list(TABLES)
+def some_positions(table):
+    """Of all methods and formats those that say something: 2-bit keys."""
+    lines = table.splitlines()
+
+    def wanted(line):
+        method, form = [cell.strip(" `") for cell in line.strip("|").split("|")][1:3]
+        return method in POSITIONS and form in ("k2v2_g128", "fp16")
+    return "\n".join(lines[:2] + [line for line in lines[2:] if wanted(line)])
+
+
+def write(names, tables):
     with open(PAGE, encoding="utf-8") as file:
         text = file.read()
-    for name, (of_extra, command, arguments) in TABLES.items():
-        if name not in only:
-            continue
-        if of_extra:
-            prefix = extra_prefix()
-            if prefix is None:
-                print(f"table '{name}' stays as it is: KVMILL_EXTRA_DATA names no folder with kv/*L00_k.npy")
-                continue
-            arguments = ["--kv", prefix, *arguments]
-        table = subprocess.run([kvmill, "eval", command, *arguments, "--markdown"], check=True, capture_output=True,
-                               text=True).stdout.strip()
+    for name, table in zip(names, tables):
         region = re.compile(rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
         if not region.search(text):
             sys.exit(f"{PAGE} has no table '{name}'")
         text = region.sub(lambda match, table=table: match.group(1) + table + match.group(2), text)
-        with open(PAGE, "w", encoding="utf-8") as file:  # Now: the next one may take a while.
-            file.write(text)
-        print(f"table '{name}' is written", flush=True)
+    with open(PAGE, "w", encoding="utf-8") as file:  # Now: the next run may take a while.
+        file.write(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kvmill", default=os.path.join(ROOT, "build", "release", "bin", "kvmill"))
+    parser.add_argument("--only", choices=[name for names in RUNS for name in names], action="append",
+                        help="this table, and those of the same run, and no other; may be repeated")
+    options = parser.parse_args()
+    for names, (of_extra, command, arguments) in RUNS.items():
+        if options.only and not set(names) & set(options.only):
+            continue
+        if of_extra:
+            prefix = extra_prefix()
+            if prefix is None:
+                print(f"table '{names[0]}' stays as it is: KVMILL_EXTRA_DATA names no folder with kv/*L00_k.npy")
+                continue
+            arguments = ["--kv", prefix, *arguments]
+        start = time.monotonic()
+        printed = subprocess.run([options.kvmill, "eval", command, *arguments, "--markdown"], check=True, capture_output=True,
+                                 text=True).stdout.strip()
+        tables = printed.split("\n\n")
+        if "decode by position" in names:
+            # The modes of all tasks; then each task that has parts.
+            tables = [tables[0], "\n\n".join(some_positions(table) for table in tables[1:])]
+        if len(tables) != len(names):
+            sys.exit(f"kvmill eval {command} printed {len(tables)} tables, and {len(names)} were expected")
+        write(names, tables)
+        print(f"{' and '.join(repr(name) for name in names)}: written, {time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
