@@ -187,7 +187,8 @@ absl::Status EvalError(const CommonFlags& common, const ErrorFlags& flags) {
   study.methods = *methods;
   for (const std::string& name : flags.formats) {
     // The name is checked before files are read; 128 stands in for the head_dim they will tell.
-    KVMILL_RETURN_IF_ERROR(FormatFlag(name, 128).status());
+    const auto format = eval::ParseStudyFormat(name, 128);
+    if (!format.ok()) return UsageError(absl::StrCat("--formats: ", format.status().message()));
     if (std::find(study.formats.begin(), study.formats.end(), name) == study.formats.end()) {
       study.formats.push_back(name);
     }
@@ -263,7 +264,8 @@ void AddEvalCommands(CommandLine& line) {
       ->delimiter(',')
       ->type_name("NAME,...")
       ->default_str("kvarn,baselines");
-  app->add_option("--formats", error->formats, "Tile formats; baselines take their bits and group")
+  app->add_option("--formats", error->formats,
+                  "Tile formats, also with 3 bits; baselines take their bits and group")
       ->delimiter(',')
       ->type_name("FORMAT,...")
       ->default_str("k4v2_g128,k2v2_g128");

@@ -90,7 +90,8 @@ absl::StatusOr<eval::DecodeStudy> MakeStudy(const DecodeFlags& flags) {
   if (!methods.ok()) return Named("--methods", methods.status());
   study.methods = *methods;
   for (const std::string& name : flags.formats) {
-    KVMILL_RETURN_IF_ERROR(FormatFlag(name, 128).status());
+    const auto format = eval::ParseStudyFormat(name, 128);
+    if (!format.ok()) return Named("--formats", format.status());
     if (std::find(study.formats.begin(), study.formats.end(), name) == study.formats.end()) {
       study.formats.push_back(name);
     }
@@ -284,7 +285,8 @@ void AddEvalDecode(CommandLine& line, CLI::App& eval) {
       ->delimiter(',')
       ->type_name("NAME,...")
       ->default_str("kvarn,refined-refit,baselines");
-  app->add_option("--formats", flags->formats, "Tile formats; baselines take their bits and group")
+  app->add_option("--formats", flags->formats,
+                  "Tile formats, also with 3 bits; baselines take their bits and group")
       ->delimiter(',')
       ->type_name("FORMAT,...")
       ->default_str("k4v2_g128,k2v2_g128");

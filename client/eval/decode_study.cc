@@ -52,12 +52,13 @@ absl::StatusOr<std::vector<Candidate>> MakeCandidates(const DecodeStudy& study) 
   candidates[0].format_name = std::string(kFp16);
   candidates[0].format.head_dim = static_cast<std::uint16_t>(head_dim);
   for (const std::string& name : study.formats) {
-    KVMILL_ASSIGN_OR_RETURN(const TileFormat format, ParseTileFormat(name, head_dim));
+    KVMILL_ASSIGN_OR_RETURN(const TileFormat format, ParseStudyFormat(name, head_dim));
     for (const Method* method : study.methods) {
       if (method->two_bit_keys && format.key_bits != 2) continue;
-      // KVarN itself is not only quantized by the kernels, but attended to by them.
+      // KVarN itself is not only quantized by the kernels, but attended to by them, where there are
+      // tiles.
       std::shared_ptr<const Quantizer> quantizer;
-      if (!method->set.empty()) quantizer = method->make(format);
+      if (!method->set.empty() || !HasTiles(format)) quantizer = method->make(format);
       for (const DecodeMode mode : study.modes) {
         candidates.push_back({method, ToString(format), format, mode, quantizer});
       }

@@ -31,7 +31,7 @@ struct DecodeStudy {
   };
   const TinyModel* model = nullptr;
   std::vector<const Method*> methods;
-  std::vector<std::string> formats;  // Names, as ParseTileFormat takes them.
+  std::vector<std::string> formats;  // Names, as ParseStudyFormat takes them.
   std::vector<TaskRun> tasks;
   std::vector<DecodeMode> modes = {DecodeMode::kDecode, DecodeMode::kPrefill};
   std::uint32_t sink_blocks = 1;  // First blocks of a sequence, which stay in 16 bits.

@@ -75,7 +75,7 @@ absl::StatusOr<std::vector<Candidate>> MakeCandidates(const ErrorStudy& study,
                                                       std::uint32_t head_dim) {
   std::vector<Candidate> candidates;
   for (const std::string& name : study.formats) {
-    KVMILL_ASSIGN_OR_RETURN(const TileFormat format, ParseTileFormat(name, head_dim));
+    KVMILL_ASSIGN_OR_RETURN(const TileFormat format, ParseStudyFormat(name, head_dim));
     for (const Method* method : study.methods) {
       if (method->two_bit_keys && format.key_bits != 2) continue;
       candidates.push_back({method, ToString(format), method->make(format)});
@@ -134,7 +134,7 @@ absl::StatusOr<std::uint32_t> MeasuredTokens(const ErrorStudy& study,
                                              const std::vector<cli::LayerTensors>& layers) {
   std::uint32_t group = 0;
   for (const std::string& name : study.formats) {
-    KVMILL_ASSIGN_OR_RETURN(const TileFormat format, ParseTileFormat(name, 128));
+    KVMILL_ASSIGN_OR_RETURN(const TileFormat format, ParseStudyFormat(name, 128));
     group = std::max<std::uint32_t>(group, format.group);
   }
   if (group == 0) return absl::InvalidArgumentError("no format is given");
@@ -154,7 +154,7 @@ absl::StatusOr<std::vector<ErrorRow>> MeasureErrors(
   std::size_t total = 0;
   for (std::size_t layer = 0; layer < layers.size(); ++layer) {
     const cli::LayerTensors& tensors = layers[layer];
-    KVMILL_RETURN_IF_ERROR(ParseTileFormat(study.formats[0], tensors.k.head_dim).status());
+    KVMILL_RETURN_IF_ERROR(ParseStudyFormat(study.formats[0], tensors.k.head_dim).status());
     KVMILL_RETURN_IF_ERROR(CheckFinite(tensors.k, "K", layer));
     KVMILL_RETURN_IF_ERROR(CheckFinite(tensors.v, "V", layer));
     if (queries[layer]) KVMILL_RETURN_IF_ERROR(CheckQueries(*queries[layer], tensors.k, layer));

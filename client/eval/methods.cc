@@ -35,8 +35,8 @@ std::unique_ptr<Quantizer> Iterated(const TileFormat& f) {
 }
 
 const Method kMethods[] = {
-    {"kvarn", "", "KVarN, by the kernels of kvmilld",
-     [](const TileFormat& f) { return MakeKvarn(f); }},
+    {"kvarn", "", "KVarN, by the kernels of kvmilld (3 bits: as kvarn-reference)",
+     [](const TileFormat& f) { return HasTiles(f) ? MakeKvarn(f) : MakeKvarnWith(f, {}); }},
     {"rtn", kBaselines, "round to nearest, K and V per token",
      [](const TileFormat& f) { return Rounded(f, Axis::kPerToken, f.head_dim, false); }},
     {"kivi-g32", kBaselines, "KIVI: K per channel, V per token, groups of 32",
@@ -71,7 +71,9 @@ const Method kMethods[] = {
     {"kvarn-4-iterations", kAblations, "4 iterations", Iterated<4>},
     {"kvarn-16-iterations", kAblations, "16 iterations", Iterated<16>},
     {"refined-refit", kRefined, "least squares for S and Z, as --algorithm refined does it",
-     [](const TileFormat& f) { return MakeKvarn(f, Algorithm::kRefined); }},
+     [](const TileFormat& f) {
+       return HasTiles(f) ? MakeKvarn(f, Algorithm::kRefined) : MakeKvarnWith(f, {.refit = true});
+     }},
     {"refined-clip-v", kRefined, "clipping search for V",
      [](const TileFormat& f) { return MakeKvarnWith(f, {.clip_values = true}); }},
     {"refined-clip-v-refit", kRefined, "clipping search for V, least squares for both",
@@ -83,6 +85,19 @@ const Method kMethods[] = {
 };
 
 }  // namespace
+
+absl::StatusOr<TileFormat> ParseStudyFormat(absl::string_view name, std::uint32_t head_dim) {
+  // As a name of a tile, where 4 stands in for 3.
+  std::string tile(name);
+  for (const std::size_t digit : {1u, 3u}) {
+    if (digit < tile.size() && tile[digit] == '3') tile[digit] = '4';
+  }
+  absl::StatusOr<TileFormat> format = ParseTileFormat(tile, head_dim);
+  if (!format.ok()) return format;
+  if (name[1] == '3') format->key_bits = 3;
+  if (name[3] == '3') format->value_bits = 3;
+  return format;
+}
 
 absl::Span<const Method> AllMethods() { return kMethods; }
 

@@ -6,6 +6,7 @@
 
 #include <random>
 
+#include "client/eval/methods.h"
 #include "gtest/gtest.h"
 #include "kernels/packed_codes.h"
 #include "tests/kernels/tile_inputs.h"
@@ -129,6 +130,34 @@ TEST(KvarnTest, RefinedKernelsAreTheRefitOfTheStudy) {
                   RelativeError(plain.values, head.values));
         EXPECT_EQ(kernels.bits, study.bits);
       }
+    }
+  }
+}
+
+TEST(KvarnTest, ThreeBitsAreForStudiesAndLieBetweenTwoAndFour) {
+  EXPECT_FALSE(ParseTileFormat("k3v2_g128", 128).ok());
+  for (const char* name : {"k3v9_g128", "k1v3_g128", "k3v3", "3333", ""}) {
+    EXPECT_FALSE(ParseStudyFormat(name, 128).ok()) << name;
+  }
+  EXPECT_EQ(*ParseStudyFormat("k4v2_g64", 128), (TileFormat{4, 2, 64, 128}));
+  EXPECT_TRUE(HasTiles(*ParseStudyFormat("k4v2_g64", 128)));
+  const TileFormat three = *ParseStudyFormat("k3v3_g128", 128);
+  EXPECT_FALSE(HasTiles(three));
+  const TestHead head = MakeHead({2, 2, 128, 128}, InputKind::kGaussian, 1);
+  for (const char* name : {"kvarn", "refined-refit", "rtn", "turboquant", "kvquant-1pct"}) {
+    SCOPED_TRACE(name);
+    const Method& method = *(*FindMethods({name}))[0];
+    double last = 2, bits = 0;
+    for (const TileFormat& format :
+         {TileFormat{2, 2, 128, 128}, three, TileFormat{4, 4, 128, 128}}) {
+      const eval::Decoded decoded = method.make(format)->Quantize(Half::kKey, head.view);
+      const double error = RelativeError(decoded.values, head.values);
+      EXPECT_LT(error, 0.7 * last);
+      last = error;
+      if (bits > 0) {  // A bit a code more, but for what KVQuant keeps of its levels.
+        EXPECT_NEAR(static_cast<double>(decoded.bits) - bits, 128 * 128, 300);
+      }
+      bits = static_cast<double>(decoded.bits);
     }
   }
 }
