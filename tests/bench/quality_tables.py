@@ -26,6 +26,11 @@ RUNS = {
     ("refined",): (True, "error", REFINED),
     ("refined shipped",): (False, "error", REFINED),
     ("decode", "decode by position"): (False, "decode", ["--by-position"]),
+    ("three bits",): (False, "decode", ["--tasks", "chain-60", "--formats", "k3v2_g128", "--mode", "decode",
+                                        "--methods", "kvarn,refined-refit,hadamard-kivi,kivi-g128,turboquant,kvquant-1pct"]),
+    ("three bits extra",): (True, "error", ["--formats", "k3v2_g128", "--methods", "kvarn,refined-refit,baselines"]),
+    ("refined tasks",): (False, "decode", ["--tasks", "chain-60,chain-110,retrieval-60,retrieval-100,retrieval-200",
+                                           "--formats", "k4v2_g128", "--mode", "decode", "--methods", "kvarn,refined-refit"]),
     ("decode outliers",): (False, "decode", ["--tasks", "chain-60", "--outliers", "--answers", "50", "--mode", "decode"]),
 }
 
