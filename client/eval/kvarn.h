@@ -26,6 +26,7 @@ struct KvarnOptions {
   bool token_axis = true;
   bool channel_axis = true;
   int iterations = kNormalizeIterations;
+  float log_scale_min = -0.3f;  // The clamp of scales: values that are small all over stay so.
 
   // Refinements, after the normalization, row by row; a row keeps what has the smaller squared
   // error of decoded values. Same record, same decoder.

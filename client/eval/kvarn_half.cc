@@ -55,9 +55,11 @@ float Imbalance(const Tile& t) {
   return columns + AxisSpread(RowDeviations(t));
 }
 
-void Accumulate(const std::vector<float>& deviations, std::vector<float>& log_scale) {
+void Accumulate(const std::vector<float>& deviations, float log_scale_min,
+                std::vector<float>& log_scale) {
   for (std::size_t i = 0; i < deviations.size(); ++i) {
-    log_scale[i] = Clip(log_scale[i] + std::log(Clip(deviations[i], 1e-3f, 1e3f)), -0.3f, 10.0f);
+    log_scale[i] =
+        Clip(log_scale[i] + std::log(Clip(deviations[i], 1e-3f, 1e3f)), log_scale_min, 10.0f);
   }
 }
 
@@ -79,7 +81,8 @@ void Rescale(const Tile& tile, const std::vector<float>& log_column,
 }
 
 void Normalize(const Tile& tile, bool column_axis, bool row_axis, int iterations,
-               std::vector<float>& column_scale, std::vector<float>& row_scale) {
+               float log_scale_min, std::vector<float>& column_scale,
+               std::vector<float>& row_scale) {
   std::vector<float> log_column(tile.columns, 0.0f), log_row(tile.rows, 0.0f);
   column_scale.assign(tile.columns, 1.0f);
   row_scale.assign(tile.rows, 1.0f);
@@ -88,11 +91,11 @@ void Normalize(const Tile& tile, bool column_axis, bool row_axis, int iterations
   float best = iterations > 0 ? Imbalance(tile) : 0;
   for (int iteration = 0; iteration < iterations; ++iteration) {
     if (column_axis) {
-      Accumulate(ColumnDeviations(current), log_column);
+      Accumulate(ColumnDeviations(current), log_scale_min, log_column);
       Rescale(tile, log_column, log_row, current);
     }
     if (row_axis) {
-      Accumulate(RowDeviations(current), log_row);
+      Accumulate(RowDeviations(current), log_scale_min, log_row);
       Rescale(tile, log_column, log_row, current);
     }
     const float imbalance = Imbalance(current);
@@ -217,8 +220,8 @@ KvarnHalf EncodeKvarnHalf(Half half, absl::Span<const float> block, std::uint32_
   }
   std::vector<float> column_scale, row_scale;
   Normalize(tile, key ? options.token_axis : options.channel_axis,
-            key ? options.channel_axis : options.token_axis, options.iterations, column_scale,
-            row_scale);
+            key ? options.channel_axis : options.token_axis, options.iterations,
+            options.log_scale_min, column_scale, row_scale);
 
   KvarnHalf out;
   out.codes.resize(tile.values.size());

@@ -67,6 +67,8 @@ const Method kMethods[] = {
      [](const TileFormat& f) { return MakeKvarnWith(f, {.channel_axis = false}); }},
     {"kvarn-channel-axis", kAblations, "normalized over channels only",
      [](const TileFormat& f) { return MakeKvarnWith(f, {.token_axis = false}); }},
+    {"kvarn-open-clamp", kAblations, "scales of less than exp(-0.3), too",
+     [](const TileFormat& f) { return MakeKvarnWith(f, {.log_scale_min = -10}); }},
     {"kvarn-1-iteration", kAblations, "1 iteration instead of 8", Iterated<1>},
     {"kvarn-4-iterations", kAblations, "4 iterations", Iterated<4>},
     {"kvarn-16-iterations", kAblations, "16 iterations", Iterated<16>},

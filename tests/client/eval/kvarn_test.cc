@@ -4,6 +4,8 @@
 // bit, on made-up tiles of every kind; then what each switch must leave as it is or take away.
 #include "client/eval/kvarn.h"
 
+#include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "client/eval/methods.h"
@@ -132,6 +134,19 @@ TEST(KvarnTest, RefinedKernelsAreTheRefitOfTheStudy) {
       }
     }
   }
+}
+
+TEST(KvarnTest, TheClampKeepsScalesOfSmallTilesAndIsAnOption) {
+  const TestHead head = MakeHead({4, 4, 128, 128}, InputKind::kTiny, 1);
+  const auto least = [&](const KvarnOptions& options) {
+    const KvarnHalf half = EncodeKvarnHalf(Half::kKey, head.values, 128, 128, 4, options);
+    EXPECT_FALSE(half.raw);
+    float smallest = 2;
+    for (const std::uint16_t t : half.across) smallest = std::min(smallest, Float16ToFloat(t));
+    return smallest;
+  };
+  EXPECT_GT(least({}), 0.74f);  // exp(-0.3), or 1 when rounding decides a tie so.
+  EXPECT_LT(least({.log_scale_min = -10}), 0.5f);
 }
 
 TEST(KvarnTest, ThreeBitsAreForStudiesAndLieBetweenTwoAndFour) {
