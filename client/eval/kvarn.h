@@ -34,6 +34,12 @@ struct KvarnOptions {
   bool clip_values = false;  // "
   bool refit = false;        // Given codes, S and Z are those of least squares; given them, codes
                              // are the nearest; twice.
+  bool refit_keys = false;   // The same for one half.
+  bool refit_values = false;
+  // Then, codes as they are, S and Z so that decoded values deviate from the row's mean as far as
+  // the values do along them: what is nearest in squares is too small for that (a code's values
+  // average to less than they are), and products with queries come out small.
+  bool stretch = false;
 };
 
 // One half of one tile, as a record stores it. K: rows are channels, columns tokens; V: rows are

@@ -157,6 +157,30 @@ class RowSearch {
     row.zero = static_cast<float>((wqq * wy - wq * wqy) / determinant);
   }
 
+  // S and Z of the regression the other way round: of codes on values. Nothing when it is not
+  // finite in fp16.
+  void Stretch(Row& row) const {
+    double w = 0, wq = 0, wy = 0;
+    for (std::size_t c = 0; c < target_.size(); ++c) {
+      const auto weight = static_cast<double>(weight_[c]);
+      w += weight;
+      wq += weight * static_cast<double>(row.codes[c]);
+      wy += weight * static_cast<double>(target_[c]);
+    }
+    const double mean_q = wq / w, mean_y = wy / w;
+    double square = 0, product = 0;
+    for (std::size_t c = 0; c < target_.size(); ++c) {
+      const double y = static_cast<double>(target_[c]) - mean_y;
+      square += static_cast<double>(weight_[c]) * y * y;
+      product += static_cast<double>(weight_[c]) * y * (static_cast<double>(row.codes[c]) - mean_q);
+    }
+    const auto scale = static_cast<float>(square / product);
+    const auto zero = static_cast<float>(mean_y - square / product * mean_q);
+    if (!(product > 0) || !std::isfinite(Stored(scale)) || !std::isfinite(Stored(zero))) return;
+    row.scale = scale;
+    row.zero = zero;
+  }
+
   void Try(Row candidate, Row& best, double& error) const {
     if (!std::isfinite(Stored(candidate.scale)) || !std::isfinite(Stored(candidate.zero))) return;
     const double its = Error(candidate);
@@ -227,6 +251,7 @@ KvarnHalf EncodeKvarnHalf(Half half, absl::Span<const float> block, std::uint32_
   out.codes.resize(tile.values.size());
   const auto code_max = static_cast<float>((1u << bits) - 1u);
   const bool clip = key ? options.clip_keys : options.clip_values;
+  const bool refit = options.refit || (key ? options.refit_keys : options.refit_values);
   bool finite = true;
   double error_squares = 0, value_squares = 0;
   std::vector<float> weight;
@@ -249,11 +274,13 @@ KvarnHalf EncodeKvarnHalf(Half half, absl::Span<const float> block, std::uint32_
     for (std::size_t c = 0; c < tile.columns; ++c) {
       row.codes[c] = Clip(std::nearbyint((balanced[c] - low) / scale), 0.0f, code_max);
     }
-    if ((clip || options.refit) && finite) {
+    if ((clip || refit || options.stretch) && finite) {
       for (std::size_t c = 0; c < tile.columns; ++c) {
         target[c] = values[c] / Float16ToFloat(out.across[c]);
       }
-      row = RowSearch(target, weight, code_max).Improve(row, clip, options.refit);
+      const RowSearch search(target, weight, code_max);
+      row = search.Improve(row, clip, refit);
+      if (options.stretch) search.Stretch(row);
     }
     out.scale.push_back(FloatToFloat16(row.scale));
     out.zero.push_back(FloatToFloat16(row.zero));

@@ -76,6 +76,12 @@ const Method kMethods[] = {
      [](const TileFormat& f) {
        return HasTiles(f) ? MakeKvarn(f, Algorithm::kRefined) : MakeKvarnWith(f, {.refit = true});
      }},
+    {"refined-refit-k", kRefined, "least squares for K alone",
+     [](const TileFormat& f) { return MakeKvarnWith(f, {.refit_keys = true}); }},
+    {"refined-refit-v", kRefined, "least squares for V alone",
+     [](const TileFormat& f) { return MakeKvarnWith(f, {.refit_values = true}); }},
+    {"refined-stretch", kRefined, "least squares, then S and Z of codes on values",
+     [](const TileFormat& f) { return MakeKvarnWith(f, {.refit = true, .stretch = true}); }},
     {"refined-clip-v", kRefined, "clipping search for V",
      [](const TileFormat& f) { return MakeKvarnWith(f, {.clip_values = true}); }},
     {"refined-clip-v-refit", kRefined, "clipping search for V, least squares for both",

@@ -115,6 +115,40 @@ TEST(KvarnTest, KernelsAndAblationCodeDecodeToTheSame) {
   }
 }
 
+TEST(KvarnTest, RefitsOfOneHalfLeaveTheOtherAlone) {
+  const TileFormat format{2, 2, 128, 128};
+  const TestHead head = MakeHead(format, InputKind::kGaussian, 2);
+  const auto values = [&](Half half, const KvarnOptions& options) {
+    return MakeKvarnWith(format, options)->Quantize(half, head.view).values;
+  };
+  for (const Half half : {Half::kKey, Half::kValue}) {
+    const bool key = half == Half::kKey;
+    const auto plain = values(half, {}), both = values(half, {.refit = true});
+    EXPECT_EQ(values(half, {.refit_keys = true}), key ? both : plain);
+    EXPECT_EQ(values(half, {.refit_values = true}), key ? plain : both);
+    EXPECT_NE(both, plain);
+  }
+}
+
+// Least squares leaves x'x' = x'x, which is less than xx; stretched, x'x = xx.
+TEST(KvarnTest, StretchingKeepsProductsWithTheValues) {
+  const TileFormat format{2, 2, 128, 128};
+  const TestHead head = MakeHead(format, InputKind::kGaussian, 2);
+  for (const Half half : {Half::kKey, Half::kValue}) {
+    const auto share = [&](const KvarnOptions& options) {
+      const auto got = MakeKvarnWith(format, options)->Quantize(half, head.view).values;
+      double product = 0, square = 0;
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        product += static_cast<double>(got[i]) * static_cast<double>(head.values[i]);
+        square += static_cast<double>(head.values[i]) * static_cast<double>(head.values[i]);
+      }
+      return product / square;
+    };
+    EXPECT_LT(share({.refit = true}), 0.96);
+    EXPECT_NEAR(share({.refit = true, .stretch = true}), 1, 0.005);
+  }
+}
+
 // kernels/refine.h starts from stored scales, the study from those of encode, and tries each fit
 // with either codes: the same but for rounding and ties.
 TEST(KvarnTest, RefinedKernelsAreTheRefitOfTheStudy) {
