@@ -549,21 +549,26 @@ TEST_F(GrpcPeersTest, AnAnswerThatCannotBeIsSeenAsOne) {
   const auto add_pointer = [](v1::LocatedRun* run) {
     run->add_pointers()->set_holder("a");
     run->mutable_pointers(0)->set_incarnation(std::string(16, 'a'));
-    run->mutable_pointers(0)->set_count(1);
+    run->mutable_pointers(0)->set_blocks(1);
   };
   EXPECT_TRUE(is_believed(add_pointer));
   EXPECT_TRUE(is_believed([](v1::LocatedRun* run) { run->set_present(3); }));
   EXPECT_FALSE(is_believed([](v1::LocatedRun* run) { run->set_present(4); }));
   EXPECT_FALSE(is_believed([](v1::LocatedRun*) {}, 0));
   EXPECT_FALSE(is_believed([](v1::LocatedRun*) {}, 2));
-  for (const std::uint32_t count : {0u, 33u, 256u, 257u, 0xFFFFFFFFu}) {
+  // Blocks that were not asked for, and such as are there and perhaps not.
+  for (const std::uint32_t perhaps : {1u, 4u, 0xFFFFFFFEu}) {
     EXPECT_FALSE(is_believed([&](v1::LocatedRun* run) {
       add_pointer(run);
-      run->mutable_pointers(0)->set_count(count);
-    })) << count;
+      run->mutable_pointers(0)->set_perhaps(perhaps);
+    })) << perhaps;
   }
   EXPECT_FALSE(is_believed([&](v1::LocatedRun* run) {
-    for (int i = 0; i < 5; ++i) add_pointer(run), *run->add_pointers() = run->pointers(0);
+    add_pointer(run);
+    run->mutable_pointers(0)->set_blocks(4);
+  }));
+  EXPECT_FALSE(is_believed([&](v1::LocatedRun* run) {
+    for (int i = 0; i < 9; ++i) add_pointer(run), *run->add_pointers() = run->pointers(0);
   }));
   EXPECT_FALSE(is_believed([&](v1::LocatedRun* run) {
     add_pointer(run);

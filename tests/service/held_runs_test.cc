@@ -280,8 +280,8 @@ TEST_F(HeldRunsTest, RunsOfTenantsThatAreSharedCountEachForItself) {
   for (std::size_t i = 0; i < 3; ++i) put(space_, i);
   for (std::size_t i = 0; i < 2; ++i) put(other_, i);
   held_->WaitSettled();
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 3);
-  EXPECT_EQ(held_->CountOf(hash_of_theirs(0)), 2);
+  EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), 3);
+  EXPECT_EQ(CountOf(hash_of_theirs(0)), 2);
   EXPECT_THAT(Told(), SizeIs(2));
   const HeldRuns::Run run = held_->RunOf(hash_of_theirs(0), 5);
   EXPECT_EQ(run.fingerprint, theirs);
@@ -289,8 +289,8 @@ TEST_F(HeldRunsTest, RunsOfTenantsThatAreSharedCountEachForItself) {
   // What one loses the other has.
   ASSERT_TRUE(store_->Clear(space_).ok());
   held_->WaitSettled();
-  EXPECT_EQ(held_->CountOf(HashOfKey(sequence.keys[0])), 0);
-  EXPECT_EQ(held_->CountOf(hash_of_theirs(0)), 2);
+  EXPECT_EQ(CountOf(HashOfKey(sequence.keys[0])), 0);
+  EXPECT_EQ(CountOf(hash_of_theirs(0)), 2);
 }
 
 TEST_F(HeldRunsTest, CountsTheFirstBlocksOfWhichAllGroupsAreHere) {
