@@ -67,7 +67,12 @@ ClusterBlocks::ClusterBlocks(Loop& loop, TieredStore& store, PeerClients& client
                       }}),
       replicator_(loop, peers_, health_, answers_.pointers(), ReplicatorOptions()),
       handover_(loop, peers_, health_, {.self_id = options.self.id}),
-      held_(loop, [this](const Announcement& run) { Hold(run); }) {
+      held_(
+          loop, [this](const Announcement& run) { announcer_.Set(run); },
+          // What left this node is not copied back at once.
+          [this](const HeldTable::Left& block) {
+            replicator_.Evicted(block.anchor_hash, block.key_hash);
+          }) {
   answers_.SetReplicator(&replicator_);
   answers_.SetLister([this](const std::vector<RunList>& lists) { return ListRuns(lists); });
   PublishStats();
@@ -142,7 +147,8 @@ std::vector<HeldRun> ClusterBlocks::ListRuns(const std::vector<RunList>& lists) 
     if (first.blocks.empty() || first.blocks[0].place != 0) continue;
     HeldRun run{.anchor_hash = list.anchor_hash, .fingerprint = first.fingerprint, .blocks = {}};
     run.blocks.anchor = first.blocks[0].key;
-    const HeldRuns::Run held = options_.held->RunOf(list.anchor_hash, kListKeysMax, list.skip);
+    const HeldRuns::Run held =
+        options_.held->RunOf(list.anchor_hash, kListKeysMax, list.after_place, list.after_hash);
     run.more = held.more;
     for (const HeldRuns::Run::Block& block : held.blocks) {
       run.blocks.keys.push_back(block.key);
@@ -152,14 +158,6 @@ std::vector<HeldRun> ClusterBlocks::ListRuns(const std::vector<RunList>& lists) 
     runs.push_back(std::move(run));
   }
   return runs;
-}
-
-void ClusterBlocks::Hold(const Announcement& run) {
-  // What left this node is not copied back at once.
-  if (run.sketch.blocks < announcer_.SketchOf(run.anchor_hash).blocks) {
-    replicator_.Evicted(run.anchor_hash);
-  }
-  announcer_.Set(run);
 }
 
 void ClusterBlocks::ListHeld(std::promise<std::vector<Announcement>>* held) {

@@ -110,7 +110,9 @@ class ClusterBlocks {
             std::function<void(Where)> done);
 
   // This node has the first `count` blocks of these runs, from now on: a HeldRuns::Listener.
-  void Hold(absl::Span<const Announcement> changed) { held_.Changed(changed); }
+  void Hold(absl::Span<const Announcement> changed, absl::Span<const HeldTable::Left> left) {
+    held_.Changed(changed, left);
+  }
 
   // Has others take over what only this node has, as it leaves, hot runs first: all blocks that are
   // stored by now. Waits for it, `limit_nanos` at most; on another thread than the loop, once.
@@ -146,7 +148,6 @@ class ClusterBlocks {
   NamespaceLearner::Options LearnerOptions();
   std::vector<HeldRun> ListRuns(const std::vector<RunList>& lists) const;
   std::uint64_t BytesOf(const Fingerprint& fingerprint, const BlockKey& key) const;
-  void Hold(const Announcement& run);
   void ListHeld(std::promise<std::vector<Announcement>>* held);
   void PublishStats();
   Member SelfMember() const;

@@ -245,6 +245,7 @@ Peers::CallId GrpcPeers::Locate(const Member& member, const Fingerprint& fingerp
   v1::LocateRequest request;
   request.set_fingerprint(std::string(AsBytes(fingerprint)));
   request.set_asker(self_.id);
+  request.set_sketches(true);
   ToProto(queries, &request);
   return Start<v1::LocateReply>(
       member, std::move(request), &Async::Locate, deadline_nanos,
@@ -282,7 +283,8 @@ Peers::CallId GrpcPeers::ListRuns(const Member& member, std::vector<RunList> lis
   v1::ListRunsRequest request;
   for (const RunList& list : lists) {
     request.add_anchor_hashes(list.anchor_hash);
-    request.add_skips(list.skip);
+    request.add_after_places(list.after_place);
+    request.add_after_hashes(list.after_hash);
   }
   return Start<v1::ListRunsReply>(
       member, std::move(request), &Async::ListRuns, deadline_nanos,
@@ -306,6 +308,7 @@ Peers::CallId GrpcPeers::Compare(const Member& member, const Digests& digests,
   request.set_holder(self_.id);
   request.set_holder_incarnation(self_.incarnation);
   for (const std::uint64_t digest : digests) request.add_digests(digest);
+  request.set_sketches(true);
   return Start<v1::CompareReply>(
       member, std::move(request), &Async::Compare, deadline_nanos,
       [](const v1::CompareReply& reply) -> absl::StatusOr<std::uint64_t> {

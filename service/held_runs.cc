@@ -85,11 +85,13 @@ void HeldRuns::Enter(const BlockId& id, const TieredStore::HeldBlock& block) {
 
 void HeldRuns::Tell() {
   std::vector<Announcement> changes;
+  std::vector<HeldTable::Left> left;
   {
     MutexLock lock(table_mu_);
     changes = table_.TakeChanges();
+    left = table_.TakeLeft();
   }
-  if (!changes.empty() && listener_) listener_(changes);
+  if (!(changes.empty() && left.empty()) && listener_) listener_(changes, left);
 }
 
 const HeldRuns::Space& HeldRuns::SpaceOf(NamespaceId id) {
@@ -120,18 +122,20 @@ std::optional<HeldTable::Place> HeldRuns::PlaceOf(const Fingerprint& fingerprint
 }
 
 HeldRuns::Run HeldRuns::RunOf(std::uint64_t anchor_hash, std::size_t blocks_max,
-                              std::size_t skip) const {
+                              std::uint8_t after_place, std::uint64_t after_hash) const {
   std::vector<HeldTable::Block> blocks;
   {
     MutexLock lock(table_mu_);
     blocks = table_.BlocksOf(anchor_hash);
   }
+  std::erase_if(blocks, [&](const HeldTable::Block& block) {
+    return std::pair(block.place, block.key_hash) <= std::pair(after_place, after_hash);
+  });
   std::sort(blocks.begin(), blocks.end(), [](const auto& a, const auto& b) {
     return std::pair(a.place, a.key_hash) < std::pair(b.place, b.key_hash);
   });
   Run run;
-  for (std::size_t i = std::min(skip, blocks.size()); i < blocks.size(); ++i) {
-    const HeldTable::Block& block = blocks[i];
+  for (const HeldTable::Block& block : blocks) {
     run.more = run.blocks.size() == blocks_max;
     if (run.more) break;
     BlockId id;

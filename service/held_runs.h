@@ -39,9 +39,11 @@ class HeldRuns final : public StoreObserver, private StoreAccount<BlockId> {
     // How long ids are gathered, so that a thread is not woken for each.
     std::chrono::milliseconds gather{10};
   };
-  // Runs that changed, each once; a count of 0: nothing is left. One call after the other, on this
+  // Runs that changed, each once; a count of 0: nothing is left. And which blocks left, those that
+  // came back since included. One call after the other, on this
   // object's thread, with no lock held. The first calls tell of everything that there is.
-  using Listener = std::function<void(absl::Span<const Announcement>)>;
+  using Listener =
+      std::function<void(absl::Span<const Announcement>, absl::Span<const HeldTable::Left>)>;
 
   explicit HeldRuns(Options options)
       : options_(std::move(options)),
@@ -72,14 +74,15 @@ class HeldRuns final : public StoreObserver, private StoreAccount<BlockId> {
       std::uint8_t place = 0;
       std::uint64_t bytes = 0;  // Of the pages of all its groups.
     };
-    // By place: the first one is the anchor, unless that is gone or was skipped. Sequences that
+    // By place: the first one is the anchor, unless that is gone or lies before. Sequences that
     // part within the run have several blocks at a place.
     std::vector<Block> blocks;
     bool more = false;  // There are others behind them.
   };
-  // At most `blocks_max` of them, after the first `skip`: by place, and by hash within one. Asks
-  // the store, so not after Stop.
-  Run RunOf(std::uint64_t anchor_hash, std::size_t blocks_max, std::size_t skip = 0) const;
+  // At most `blocks_max` of them, behind the block of that place and hash: by place, and by hash
+  // within one. Asks the store, so not after Stop.
+  Run RunOf(std::uint64_t anchor_hash, std::size_t blocks_max, std::uint8_t after_place = 0,
+            std::uint64_t after_hash = 0) const;
 
   // Runs that were used more come before those that were used less: what counts is the block of
   // each that was used most. Asks the store, so not after Stop.

@@ -569,8 +569,9 @@ absl::Status Node::Impl::StartCluster() {
   context_->peer_answers.store(&cluster_->blocks().answers());
   context_->tickets.store(&cluster_->tickets());
   context_->cluster.store(cluster_.get());
-  held_->Start(*store_, [this](absl::Span<const Announcement> changed) {
-    cluster_->blocks().Hold(changed);
+  held_->Start(*store_, [this](absl::Span<const Announcement> changed,
+                               absl::Span<const HeldTable::Left> left) {
+    cluster_->blocks().Hold(changed, left);
   });
   if (context_->draining.load()) cluster_->SetDraining();  // An administrator was quick.
   return absl::OkStatus();

@@ -38,7 +38,11 @@ void PeerAnswers::Locate(const std::string& asker, const Fingerprint& fingerprin
               done = std::move(done)]() mutable {
     for (std::size_t i = 0; i < queries.size(); ++i) {
       AddPointers(fingerprint, queries[i], pointers_, &answers[i]);
-      if (answers[i].pointers.empty() || asker.empty() || replicator_ == nullptr) continue;
+      // Who only may have some is no reason to copy what was not asked for.
+      const bool elsewhere =
+          std::any_of(answers[i].pointers.begin(), answers[i].pointers.end(),
+                      [](const Pointer& pointer) { return pointer.blocks != 0; });
+      if (!elsewhere || asker.empty() || replicator_ == nullptr) continue;
       const std::uint64_t hash = AnchorHash(fingerprint, queries[i].anchor);
       if (hot_.Asked(hash, asker)) replicator_->Hot(hash);
     }
@@ -76,7 +80,7 @@ void PeerAnswers::HandedOver(const Member& holder, std::vector<Announcement> ann
     if (replicator_ == nullptr) {
       return done(absl::UnavailableError("this node keeps nothing for others"));
     }
-    pointers_.Announced(holder, announcements);
+    pointers_.Announced(holder, announcements, /*keep=*/true);
     done(replicator_->HandedOver(holder, announcements));
   });
 }

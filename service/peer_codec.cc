@@ -75,6 +75,12 @@ absl::Status CheckSizes(const v1::AnnounceRequest& request) {
   if (request.blocks_size() > 0) {
     KVMILL_RETURN_IF_ERROR(check("numbers of blocks", request.blocks_size()));
   }
+  for (int i = 0; i < request.blocks_size(); ++i) {
+    if (request.blocks(i) >= request.counts(i) && request.blocks(i) <= kRunListMax) continue;
+    return absl::InvalidArgumentError(absl::StrCat(request.blocks(i), " blocks in ",
+                                                   request.counts(i), " places: want ",
+                                                   request.counts(i), " to ", kRunListMax));
+  }
   std::size_t places = 0;
   for (const std::uint32_t counted : request.counts()) {
     if (counted > kRunBlocks) {
@@ -159,7 +165,7 @@ void ToProto(const std::vector<Announcement>& announcements, const Member& holde
     out->add_anchor_hashes(announcement.anchor_hash);
     out->add_counts(sketch.count);
     out->add_sums(sketch.sum);
-    out->add_blocks(sketch.blocks);
+    out->add_blocks(std::min<std::uint32_t>(sketch.blocks, kRunListMax));
     for (std::size_t place = 0; place < sketch.count; ++place) {
       out->mutable_tags()->push_back(static_cast<char>(sketch.tags[place] & 0xff));
       out->mutable_tags()->push_back(static_cast<char>(sketch.tags[place] >> 8));
@@ -224,14 +230,25 @@ absl::StatusOr<std::vector<HeldRun>> FromProto(const v1::ListRunsReply& reply) {
 absl::StatusOr<std::vector<RunList>> FromProto(const v1::ListRunsRequest& request) {
   const auto count = static_cast<std::size_t>(request.anchor_hashes_size());
   if (count > kListRunsMax) return TooMany("anchors", count, kListRunsMax);
-  if (request.skips_size() > 0 && request.skips_size() != request.anchor_hashes_size()) {
+  const int after = request.after_hashes_size();
+  if (after != request.after_places_size() ||
+      (after > 0 && after != request.anchor_hashes_size())) {
     return absl::InvalidArgumentError(
-        absl::StrCat(request.skips_size(), " skips: want one for each of ", count, " anchors"));
+        absl::StrCat(after, " hashes and ", request.after_places_size(),
+                     " places to begin after: want one of each for each of ", count, " anchors"));
   }
   std::vector<RunList> lists;
   lists.reserve(count);
   for (int i = 0; i < request.anchor_hashes_size(); ++i) {
-    lists.push_back({request.anchor_hashes(i), request.skips_size() > 0 ? request.skips(i) : 0});
+    RunList& list = lists.emplace_back();
+    list.anchor_hash = request.anchor_hashes(i);
+    if (after == 0) continue;
+    if (request.after_places(i) >= kRunBlocks) {
+      return absl::InvalidArgumentError(absl::StrCat("place ", request.after_places(i),
+                                                     " in a run: it has ", kRunBlocks, " blocks"));
+    }
+    list.after_place = static_cast<std::uint8_t>(request.after_places(i));
+    list.after_hash = request.after_hashes(i);
   }
   return lists;
 }

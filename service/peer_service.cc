@@ -77,7 +77,11 @@ grpc::ServerUnaryReactor* PeerService::Locate(grpc::CallbackServerContext* call,
                             FingerprintFromBytes(request->fingerprint()));
     KVMILL_ASSIGN_OR_RETURN(std::vector<RunQuery> queries, FromProto(*request));
     answers.Locate(request->asker(), fingerprint, std::move(queries),
-                   [reactor, reply](const std::vector<RunAnswer>& found) {
+                   [reactor, reply, reads = request->sketches()](std::vector<RunAnswer> found) {
+                     // An earlier version would take an answer with them for a lie.
+                     for (RunAnswer& answer : found) {
+                       if (!reads) answer.pointers.clear();
+                     }
                      ToProto(found, reply);
                      reactor->Finish(grpc::Status::OK);
                    });
@@ -151,6 +155,10 @@ grpc::ServerUnaryReactor* PeerService::Compare(grpc::CallbackServerContext* call
     KVMILL_ASSIGN_OR_RETURN(const Member holder,
                             HolderOf(request->holder(), request->holder_incarnation()));
     KVMILL_ASSIGN_OR_RETURN(const Digests digests, FromProto(*request));
+    if (!request->sketches()) {
+      reactor->Finish(grpc::Status::OK);
+      return absl::OkStatus();
+    }
     answers.Compare(holder, digests, [reactor, reply](const absl::StatusOr<std::uint64_t>& differ) {
       if (differ.ok()) reply->set_different(*differ);
       reactor->Finish(StatusToGrpc(differ.status()));

@@ -2,12 +2,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "service/identities.h"
 
 namespace kvmill {
 
 bool SharedTenants::Has(absl::string_view tenant) const {
   if (tenant == kDefaultTenant) return true;
-  return absl::StartsWith(tenant, kLocalTenantPrefix) ? options_.local_users : options_.named;
+  if (absl::StartsWith(tenant, kLocalTenantPrefix)) return options_.local_users;
+  return options_.named && CheckTenantName(tenant).ok();
 }
 
 absl::StatusOr<TieredStore::NamespaceInfo> SharedTenants::Find(

@@ -24,8 +24,9 @@ inline constexpr absl::string_view kLocalTenantPrefix = "uid-";
 class SharedTenants {
  public:
   struct Options {
-    // Those that the file of --tenants names. Only where nodes prove that they are: elsewhere who
-    // reaches a port is a node, and would be given what is everybody's.
+    // Those that can be named in a file of --tenants: which ones there are, a node may hear of from
+    // another one first. Only where nodes prove that they are: elsewhere who reaches a port is a
+    // node, and would be given what is everybody's.
     bool named = false;
     // uid-N, likewise; and one number is one user on all nodes.
     bool local_users = false;

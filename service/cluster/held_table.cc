@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace kvmill {
 namespace {
@@ -174,6 +175,7 @@ void HeldTable::Erase(std::uint64_t key_hash) {
   if (found == blocks_.end()) return;
   const Index node = *found;
   blocks_.erase(found);
+  if (!nodes_[node].waits) left_.push_back({groups_[nodes_[node].group].hash, key_hash});
   Unlink(node);
   nodes_[node].group = kNone;
   nodes_[node].next = free_node_;
@@ -211,6 +213,8 @@ std::vector<Announcement> HeldTable::TakeChanges() {
   told_.clear();
   return changes;
 }
+
+std::vector<HeldTable::Left> HeldTable::TakeLeft() { return std::exchange(left_, {}); }
 
 void HeldTable::BeginSweep() { seen_ = !seen_; }
 

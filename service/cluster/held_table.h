@@ -60,6 +60,13 @@ class HeldTable {
   // The sketches that are not what they were when this was called last, each once.
   std::vector<Announcement> TakeChanges();
 
+  // Blocks of runs that are not here any more, since this was called last.
+  struct Left {
+    std::uint64_t anchor_hash = 0;
+    std::uint64_t key_hash = 0;
+  };
+  std::vector<Left> TakeLeft();
+
   // To find what is not here any more: between BeginSweep and SweepSome, Put is called for all that
   // is. SweepSome then appends blocks for which it was not to `missed` and moves the cursor, from
   // 0; false at the end. Put and Erase may be called in between. A sweep that was begun is ended,
@@ -156,6 +163,7 @@ class HeldTable {
     std::uint64_t sum = 0;
   };
   absl::flat_hash_map<std::uint64_t, ToldRun> told_;
+  std::vector<Left> left_;
   bool seen_ = false;
 };
 

@@ -47,8 +47,8 @@ bool ValidAnswer(const std::vector<RunQuery>& queries, const std::vector<RunAnsw
 }
 
 bool ValidRuns(const std::vector<RunList>& lists, const std::vector<HeldRun>& runs) {
-  absl::flat_hash_map<std::uint64_t, std::uint32_t> asked;
-  for (const RunList& list : lists) asked[list.anchor_hash] = list.skip;
+  absl::flat_hash_map<std::uint64_t, RunList> asked;
+  for (const RunList& list : lists) asked[list.anchor_hash] = list;
   return std::all_of(runs.begin(), runs.end(), [&](const HeldRun& run) {
     const RunKeys& blocks = run.blocks;
     const auto list = asked.extract(run.anchor_hash);
@@ -56,7 +56,9 @@ bool ValidRuns(const std::vector<RunList>& lists, const std::vector<HeldRun>& ru
     if (AnchorHash(run.fingerprint, blocks.anchor) != run.anchor_hash) return false;
     if (blocks.places.size() != blocks.keys.size() || run.bytes < blocks.keys.size()) return false;
     // A page of nothing would be asked for without end.
-    if (blocks.keys.empty()) return list.mapped() > 0 && !run.more;
+    const RunList& after = list.mapped();
+    if (blocks.keys.empty()) return after.after_hash != 0 && !run.more;
+    if (blocks.places.front() < after.after_place) return false;
     if (blocks.keys.size() > kListKeysMax) return false;
     if (!std::is_sorted(blocks.places.begin(), blocks.places.end())) return false;
     absl::flat_hash_set<absl::string_view> keys;

@@ -84,20 +84,24 @@ struct Announcement {
 
 inline constexpr std::size_t kListRunsMax = 64;  // Of one ListRuns.
 // Of one run in its answer. Sequences that part within a run have several blocks at a place, so
-// there may be more: they are asked for with the next one.
+// there may be more: they are asked for with the next one,
 inline constexpr std::size_t kListKeysMax = 128;
+// and no run has more than so many.
+inline constexpr std::size_t kRunListMax = 1 << 17;
 
 struct RunList {
   std::uint64_t anchor_hash = 0;
-  std::uint32_t skip = 0;  // Blocks that were listed before.
+  // Only blocks behind this one, by place and KeyHash. Zeros: all.
+  std::uint8_t after_place = 0;
+  std::uint64_t after_hash = 0;
 };
 
 // What a node has of one run, for somebody who wants to copy it.
 struct HeldRun {
   std::uint64_t anchor_hash = 0;
   Fingerprint fingerprint{};
-  // Those that it has, by place, and by hash within one: kListKeysMax at most, none when all were
-  // skipped. The anchor is known.
+  // Those that it has, by place, and by hash within one: kListKeysMax at most; none when there are
+  // none behind the one that was named. The anchor is known.
   RunKeys blocks;
   std::uint64_t bytes = 0;  // All of them together, as they travel.
   bool more = false;        // There are others behind them.
@@ -153,7 +157,8 @@ class Peers {
 
   // Asks a home to see to it that these runs live on without this node, which leaves: up to
   // kAnnouncementsMax. The answer comes at once and has one number a run: how many of its first
-  // places are safe at the home, or at another node that stays; as many as it has when all is. It
+  // places are safe at the home, or at another node that stays; all of them only when all is that
+  // it has of the run. It
   // copies those that it lacks from here, and is asked again until it has them.
   virtual CallId HandOver(const Member& member, std::vector<Announcement> announcements,
                           std::int64_t deadline_nanos, Done<std::vector<std::uint8_t>> done) = 0;

@@ -50,7 +50,8 @@ void PointerTable::Drop(std::uint64_t anchor_hash, Anchor* anchor, const Which& 
   });
 }
 
-void PointerTable::Announced(const Member& holder, const std::vector<Announcement>& announcements) {
+void PointerTable::Announced(const Member& holder, const std::vector<Announcement>& announcements,
+                             bool keep) {
   const std::int64_t now = clock_.MonotonicNanos();
   const std::uint32_t number = NumberOf(holder);
   for (const Announcement& announcement : announcements) {
@@ -76,7 +77,9 @@ void PointerTable::Announced(const Member& holder, const std::vector<Announcemen
       anchor.holders.insert(place, {number, now, sketch});
       names_[number].digests[DigestOf(announcement.anchor_hash)] ^= DigestWord(announcement);
       if (anchor.holders.size() > kHoldersMax) {
-        const std::uint32_t last = anchor.holders.back().number;
+        auto goes = anchor.holders.rbegin();
+        if (keep && goes->number == number) ++goes;
+        const std::uint32_t last = goes->number;
         Drop(announcement.anchor_hash, &anchor,
              [last](const Entry& known) { return known.number == last; });
       }

@@ -36,8 +36,10 @@ class PointerTable {
   PointerTable(const Clock& clock, const Options& options) : clock_(clock), options_(options) {}
 
   // `holder` says so. Of more than kHoldersMax holders of an anchor those stay that have more
-  // blocks, or said so later. A count above kRunBlocks is not one, and ignored.
-  void Announced(const Member& holder, const std::vector<Announcement>& announcements);
+  // blocks, or said so later; with `keep` this one does. A count above kRunBlocks is not one, and
+  // ignored.
+  void Announced(const Member& holder, const std::vector<Announcement>& announcements,
+                 bool keep = false);
 
   // What a node was heard to have of a run.
   struct Holder {

@@ -15,22 +15,15 @@ namespace {
 constexpr std::size_t kUrgentPopsMax = 1024, kUrgentPopsMin = 2 * kListRunsMax, kPopsMax = 256;
 constexpr std::int64_t kFullNanos = 1'000'000'000;
 
-// Of blocks of a run here and at another node. Another pair of sums is another word, but by chance.
-std::uint64_t CompareWord(std::uint64_t anchor_hash, std::uint64_t held_sum, std::uint64_t sum) {
-  return absl::HashOf(anchor_hash, held_sum, sum);
+std::uint64_t HolderWord(const std::string& id, const std::string& incarnation) {
+  return absl::HashOf(id, incarnation);
 }
 
-// Remembers a word until then, of kMax at most.
-void Remember(std::uint64_t word, std::int64_t until, std::size_t max,
-              absl::flat_hash_map<std::uint64_t, std::int64_t>* words,
-              std::deque<std::pair<std::int64_t, std::uint64_t>>* order) {
-  (*words)[word] = until;
-  order->emplace_back(until, word);
-  if (order->size() <= max) return;
-  const auto [oldest, first] = order->front();
-  order->pop_front();
-  const auto found = words->find(first);
-  if (found != words->end() && found->second == oldest) words->erase(found);
+// What a holder said to have of a run: another word when it said something else.
+std::uint64_t CompareWord(std::uint64_t anchor_hash, const PointerTable::Holder& holder) {
+  const RunSketch& said = holder.sketch;
+  return absl::HashOf(anchor_hash, HolderWord(holder.id, holder.incarnation), said.sum, said.blocks,
+                      said.count);
 }
 
 }  // namespace
@@ -88,27 +81,28 @@ void Replicator::Announced(const std::vector<Announcement>& announcements) {
 
 void Replicator::Hot(std::uint64_t anchor_hash) { Add(anchor_hash, Reason::kHot); }
 
-void Replicator::Evicted(std::uint64_t anchor_hash) {
-  Remember(anchor_hash, loop_.clock().MonotonicNanos() + options_.rest_nanos, kRestingMax,
-           &resting_, &resting_order_);
+void Replicator::Evicted(std::uint64_t anchor_hash, std::uint64_t key_hash) {
+  const std::int64_t now = loop_.clock().MonotonicNanos();
+  evicted_.Put(anchor_hash, now);
+  resting_.Put(key_hash, now);
 }
 
-void Replicator::Compared(std::uint64_t anchor_hash, std::uint64_t sum) {
-  Remember(CompareWord(anchor_hash, options_.held(anchor_hash).sum, sum),
-           loop_.clock().MonotonicNanos() + options_.rest_nanos, kRestingMax, &compared_,
-           &compared_order_);
+bool Replicator::Rests(std::uint64_t key_hash) const {
+  const std::int64_t* since = resting_.Find(key_hash);
+  return since != nullptr && loop_.clock().MonotonicNanos() < *since + options_.rest_nanos;
 }
 
 bool Replicator::Lacks(std::uint64_t anchor_hash, const RunSketch& held,
-                       const RunSketch& theirs) const {
-  const Holds all = HoldsAll(held, theirs);
-  if (all != Holds::kPerhaps) return all == Holds::kNo;
-  const auto compared = compared_.find(CompareWord(anchor_hash, held.sum, theirs.sum));
-  if (compared == compared_.end()) return true;
-  // What was here then may have been evicted since.
-  const auto resting = resting_.find(anchor_hash);
-  if (resting != resting_.end() && resting->second >= compared->second) return true;
-  return compared->second <= loop_.clock().MonotonicNanos();
+                       const PointerTable::Holder& holder, Reason reason) const {
+  if (holder.id == options_.self_id) return false;
+  if (reason == Reason::kHot) return HoldsStraight(held, holder.sketch) == Holds::kNo;
+  if (HoldsAll(held, holder.sketch) == Holds::kYes) return false;
+  const Comparison* compared = compared_.Find(CompareWord(anchor_hash, holder));
+  if (compared == nullptr || (reason == Reason::kHandedOver && !compared->whole)) return true;
+  // What was here then may have gone since.
+  const std::int64_t* evicted = evicted_.Find(anchor_hash);
+  if (evicted != nullptr && *evicted >= compared->at) return true;
+  return loop_.clock().MonotonicNanos() >= compared->at + options_.rest_nanos;
 }
 
 std::vector<std::uint8_t> Replicator::HandedOver(const Member& from,
@@ -129,7 +123,8 @@ std::vector<std::uint8_t> Replicator::HandedOver(const Member& from,
     std::uint8_t count = 0;
     if (said.sketch.count > 0 && stays) {
       const RunSketch held = options_.held(said.anchor_hash);
-      count = safe(held, !Lacks(said.anchor_hash, held, said.sketch));
+      const PointerTable::Holder holder{from.id, from.incarnation, said.sketch};
+      count = safe(held, !Lacks(said.anchor_hash, held, holder, Reason::kHandedOver));
     }
     for (const PointerTable::Holder& holder : pointers_.HoldersOf(said.anchor_hash)) {
       // What this node said to itself may be out of date.
@@ -189,27 +184,24 @@ Replicator::Source Replicator::SourceOf(std::uint64_t anchor_hash, const Item& i
   const RunSketch held = options_.held(anchor_hash);
   std::vector<PointerTable::Holder> holders = pointers_.HoldersOf(anchor_hash);
   const auto lacks = [&](const PointerTable::Holder& holder) {
-    return holder.id != options_.self_id && Lacks(anchor_hash, held, holder.sketch);
+    return Lacks(anchor_hash, held, holder, item.reason);
   };
   if (std::none_of(holders.begin(), holders.end(), lacks)) return source;
   if (item.reason == Reason::kHome && !Keeps(anchor_hash, holders)) return source;
-  if (item.reason != Reason::kHandedOver) {
-    const auto resting = resting_.find(anchor_hash);
-    if (resting != resting_.end() && loop_.clock().MonotonicNanos() < resting->second) {
-      return source;
-    }
-  }
-  // Whoever's list was begun goes on; when it was ended the others have their turn.
+  // Whoever's list was begun goes on with it; when it was ended the others have their turn.
+  const bool begun = item.after_hash != 0;
   std::stable_partition(holders.begin(), holders.end(), [&](const PointerTable::Holder& holder) {
-    return (holder.sketch.sum == item.sum) == (item.skip > 0);
+    return (HolderWord(holder.id, holder.incarnation) == item.source) == begun;
   });
   for (const PointerTable::Holder& holder : holders) {
     const auto index = view_->IndexOf(holder.id);
     if (!index.has_value() || !lacks(holder)) continue;
     const Member& member = view_->members()[*index];
     if (member.incarnation != holder.incarnation) continue;
-    if (!Busy(member) && !health_.Paused(member)) return {false, *index};
+    const bool busy = Busy(member);
+    if (!busy && !health_.Paused(member)) return {false, *index};
     source.later = true;
+    if (begun && busy && HolderWord(holder.id, holder.incarnation) == item.source) return source;
   }
   return source;
 }
@@ -338,13 +330,17 @@ void Replicator::StartJob(const Member& source, std::vector<std::uint64_t> hashe
   for (const std::uint64_t hash : hashes) {
     const std::vector<PointerTable::Holder> holders = pointers_.HoldersOf(hash);
     const PointerTable::Holder* holder = HolderIn(holders, source);
-    const std::uint64_t sum = holder == nullptr ? 0 : holder->sketch.sum;
+    const std::uint64_t word = HolderWord(source.id, source.incarnation);
     Item& item = items_.at(hash);
-    // Nodes with the same blocks list them in the same order.
-    if (sum != item.sum) item.skip = 0;
-    if (item.skip == 0) item.missed = false;
-    item.sum = sum;
-    lists.push_back({hash, item.skip});
+    if (item.source != word || item.after_hash == 0) {
+      item.source = word;
+      item.said = holder == nullptr ? 0 : CompareWord(hash, *holder);
+      item.after_place = 0;
+      item.after_hash = 0;
+      item.listed = 0;
+      item.missed = item.rests = false;
+    }
+    lists.push_back({hash, item.after_place, item.after_hash});
   }
   job.lists = lists;
   job.hashes = std::move(hashes);
@@ -396,15 +392,19 @@ void Replicator::Advance(JobId id) {
         std::max({std::uint64_t{1}, block_bytes_, std::min(said, options_.call_bytes)});
     const std::uint64_t most =
         std::clamp<std::uint64_t>(options_.call_bytes / block, 1, kRunBlocks);
+    const std::size_t places = PlacesOf(job, run);
+    const bool wants_all = items_.at(run.anchor_hash).reason == Reason::kHandedOver;
     RunKeys wanted{.anchor = has.anchor, .keys = {}, .places = {}};
     std::size_t next = job.next;
     for (; next < has.keys.size() && wanted.keys.size() < most; ++next) {
-      if (options_.bytes(run.fingerprint, has.keys[next]) > 0) continue;
+      if (has.places[next] >= places || options_.bytes(run.fingerprint, has.keys[next]) > 0)
+        continue;
+      if (!wants_all && Rests(KeyHash(run.fingerprint, has.keys[next]))) continue;
       wanted.keys.push_back(has.keys[next]);
       wanted.places.push_back(has.places[next]);
     }
     if (wanted.keys.empty()) {
-      Looked(&job);
+      if (!Looked(&job)) return EndJob(id, PeerHealth::Fault::kLied);
       continue;
     }
     job.waits = !limit_.Ready();
@@ -423,50 +423,65 @@ void Replicator::Advance(JobId id) {
   EndJob(id, std::nullopt);
 }
 
-void Replicator::Looked(Job* job) {
+std::size_t Replicator::PlacesOf(const Job& job, const HeldRun& run) const {
+  if (items_.at(run.anchor_hash).reason != Reason::kHot) return kRunBlocks;
+  const std::vector<PointerTable::Holder> holders = pointers_.HoldersOf(run.anchor_hash);
+  const PointerTable::Holder* const from = HolderIn(holders, job.source);
+  return from == nullptr ? 0 : StraightPlaces(from->sketch);
+}
+
+bool Replicator::Looked(Job* job) {
   const HeldRun run = std::move(job->runs.back());
   job->runs.pop_back();
   job->next = 0;
   const std::uint64_t hash = run.anchor_hash;
+  const RunKeys& has = run.blocks;
   Item& known = items_.at(hash);
-  known.missed |=
-      std::any_of(run.blocks.keys.begin(), run.blocks.keys.end(),
-                  [&](const BlockKey& key) { return options_.bytes(run.fingerprint, key) == 0; });
-  const std::vector<PointerTable::Holder> holders = pointers_.HoldersOf(hash);
-  const PointerTable::Holder* const from = HolderIn(holders, job->source);
-  // Some more may have come since it was announced; a list without an end is not gone through.
-  const bool goes_on =
-      run.more && from != nullptr && known.skip / 2 <= from->sketch.blocks + kListKeysMax;
-  if (goes_on) {
-    known.skip += static_cast<std::uint32_t>(run.blocks.keys.size());
-    std::erase(job->hashes, hash);
-    return Push(hash);
+  known.listed += has.keys.size();
+  for (const BlockKey& key : has.keys) {
+    if (options_.bytes(run.fingerprint, key) > 0) continue;
+    (Rests(KeyHash(run.fingerprint, key)) ? known.rests : known.missed) = true;
   }
-  known.missed |= run.more;
+  const bool hot = known.reason == Reason::kHot;
+  if (run.more && !(hot && has.places.back() >= PlacesOf(*job, run))) {
+    if (known.listed > kRunListMax) return false;
+    known.after_place = has.places.back();
+    known.after_hash = KeyHash(run.fingerprint, has.keys.back());
+    std::erase(job->hashes, hash);
+    Push(hash);
+    return true;
+  }
   const Item item = known;
   Done(job, hash);
-  // Not when the list changed while it was gone through.
-  if (from != nullptr && from->sketch.sum == item.sum && !item.missed) Compared(hash, item.sum);
+  const std::vector<PointerTable::Holder> holders = pointers_.HoldersOf(hash);
+  const PointerTable::Holder* const from = HolderIn(holders, job->source);
+  // Not when that changed while it was gone through, or was not all.
+  if (from != nullptr && CompareWord(hash, *from) == item.said && !item.missed && !hot &&
+      item.listed >= from->sketch.blocks) {
+    compared_.Put(item.said, {loop_.clock().MonotonicNanos(), !item.rests});
+  }
   // Somebody else may have more, and was busy. What came just now is known here a moment later.
   RunSketch listed;
-  for (std::size_t i = 0; i < run.blocks.keys.size() && run.blocks.places[i] <= listed.count; ++i) {
-    const std::size_t place = run.blocks.places[i];
+  for (std::size_t i = 0; i < has.keys.size() && has.places[i] <= listed.count; ++i) {
+    const std::size_t place = has.places[i];
     const bool several = place < listed.count;
     listed.tags[place] =
-        several ? RunSketch::kSeveral : TagOf(KeyHash(run.fingerprint, run.blocks.keys[i]));
+        several ? RunSketch::kSeveral : TagOf(KeyHash(run.fingerprint, has.keys[i]));
     listed.count = static_cast<std::uint8_t>(place + 1);
+    listed.sum = 1;
   }
+  const bool paged = item.listed > has.keys.size();
   const RunSketch held = options_.held(hash);
   const bool more =
       std::any_of(holders.begin(), holders.end(), [&](const PointerTable::Holder& holder) {
-        return holder.sketch.sum != item.sum && holder.id != options_.self_id &&
-               (item.skip > 0 || HoldsAll(listed, holder.sketch) != Holds::kYes) &&
-               Lacks(hash, held, holder.sketch);
+        return &holder != from && (paged || HoldsAll(listed, holder.sketch) != Holds::kYes) &&
+               Lacks(hash, held, holder, item.reason);
       });
   if (more && item.tries + 1u < kTriesMax && Add(hash, item.reason, item.leaver)) {
     items_.at(hash).tries = static_cast<std::uint8_t>(item.tries + 1);
-    items_.at(hash).sum = item.sum;
+    items_.at(hash).source = item.source;
   }
+  return true;
 }
 
 void Replicator::SetRate(std::uint64_t bytes_per_second) {
@@ -515,7 +530,10 @@ void Replicator::Pulled(JobId id, const absl::StatusOr<std::vector<absl::Status>
     ++stats_.failed_blocks;
     lied |= absl::IsDataLoss(status);
     full |= absl::IsResourceExhausted(status);
-    if (!absl::IsNotFound(status)) came += estimate;
+    // A quota has no room for it: it is not asked for again at once.
+    const bool refused = absl::IsFailedPrecondition(status);
+    if (refused) resting_.Put(KeyHash(fingerprint, job.pulled[i]), loop_.clock().MonotonicNanos());
+    if (!absl::IsNotFound(status) && !refused) came += estimate;
   }
   if (came > job.charged) {
     limit_.Charge(came - job.charged);

@@ -15,11 +15,14 @@
 // slow, or does not answer, keeps waiting only for itself.
 //
 // Whether another node has blocks that are missing here is told by sketches (RunSketch). Where they
-// cannot tell, because sequences part within the run, the other's blocks are listed and compared
-// one by one; that nothing was missing then is remembered for a while.
+// cannot tell, because sequences part within the run, and where they say yes, the other's blocks
+// are listed and compared one by one. That nothing was missing then is remembered for a while,
+// until blocks of the run leave this node. Of a run that many ask for only the beginning is copied,
+// where all sequences are one: the rest is of one prompt each.
 //
-// A run that was evicted here is left alone for a while, or a full node would copy all day what it
-// has no room for. Nothing here verifies blocks: Peers::Pull does. Lives on the loop.
+// A block that was evicted here, or that a quota has no room for, is left alone for a while, or a
+// full node would copy all day what it has no room for. Nothing here verifies blocks: Peers::Pull
+// does. Lives on the loop.
 #ifndef KVMILL_SERVICE_CLUSTER_REPLICATOR_H_
 #define KVMILL_SERVICE_CLUSTER_REPLICATOR_H_
 
@@ -40,6 +43,7 @@
 #include "service/cluster/peers.h"
 #include "service/cluster/pointer_table.h"
 #include "service/cluster/rate_limit.h"
+#include "service/cluster/recent.h"
 
 namespace kvmill {
 
@@ -50,8 +54,7 @@ class Replicator {
   static constexpr std::size_t kLeaverMin = 1024;      // For each that leaves, however many wait.
   static constexpr std::size_t kSweepSlice = 4096;     // Anchors that a tick looks at.
   static constexpr std::size_t kTriesMax = 8;          // Of a run, before it waits for a sweep.
-  static constexpr std::size_t kRestingMax = 1 << 16;  // Evicted runs that are remembered,
-                                                       //   and as many comparisons.
+  static constexpr std::size_t kRestingMax = 1 << 16;  // Blocks that rest, and comparisons.
 
   struct Options {
     std::string self_id;
@@ -63,7 +66,7 @@ class Replicator {
     std::int64_t sweep_nanos = 60'000'000'000;
     std::int64_t list_nanos = 1'000'000'000;
     std::int64_t pull_nanos = 10'000'000'000;
-    std::int64_t rest_nanos = 600'000'000'000;  // After an eviction.
+    std::int64_t rest_nanos = 600'000'000'000;  // After an eviction, and of a comparison.
     // What is here of a run.
     std::function<RunSketch(std::uint64_t anchor_hash)> held;
     // Bytes of a block that is here, whole, as they travelled; 0: it is not.
@@ -94,8 +97,8 @@ class Replicator {
   void Hot(std::uint64_t anchor_hash);
   // From now on.
   void SetRate(std::uint64_t bytes_per_second);
-  // Blocks of a run have left this node.
-  void Evicted(std::uint64_t anchor_hash);
+  // A block of a run has left this node.
+  void Evicted(std::uint64_t anchor_hash, std::uint64_t key_hash);
   // Peers::HandOver, for the home: `pointers` has heard it.
   std::vector<std::uint8_t> HandedOver(const Member& from,
                                        const std::vector<Announcement>& announcements);
@@ -112,12 +115,17 @@ class Replicator {
   struct Item {
     Reason reason = Reason::kHome;
     std::uint8_t tries = 0;
-    bool moved = false;        // To the queue of another leaver than the first one.
-    Leaver leaver = 0;         // Who hands it over.
-    std::uint64_t sum = 0;     // RunSketch::sum of whom it is, or was last, copied from.
-    std::uint32_t skip = 0;    // Blocks that were listed of it before,
-    bool missed = false;       //   and some of them did not come.
-    std::uint64_t serial = 0;  // Of its place in a queue; 0: it is in a job.
+    bool moved = false;  // To the queue of another leaver than the first one.
+    Leaver leaver = 0;   // Who hands it over.
+    // The list that was begun, or the last one: whose it is, what they said to have when it began,
+    // where it goes on and what came of it.
+    std::uint64_t source = 0, said = 0;
+    std::uint8_t after_place = 0;
+    std::uint64_t after_hash = 0;  // 0: from the beginning.
+    std::uint64_t listed = 0;      // Blocks.
+    bool missed = false;           // Some did not come;
+    bool rests = false;            //   some rest.
+    std::uint64_t serial = 0;      // Of its place in a queue; 0: it is in a job.
   };
   // Runs that wait. A place whose serial is not the item's is stale, and passed over.
   struct Place {
@@ -146,11 +154,12 @@ class Replicator {
   void Sweep();
   bool Add(std::uint64_t anchor_hash, Reason reason, Leaver leaver = 0);
   bool Keeps(std::uint64_t anchor_hash, const std::vector<PointerTable::Holder>& holders) const;
-  // Whether `theirs` has blocks that are missing in `held`, what is here; or may have, and it was
+  // Whether the holder has blocks that are missing in `held`, what is here; or may have, and it was
   // not compared lately.
-  bool Lacks(std::uint64_t anchor_hash, const RunSketch& held, const RunSketch& theirs) const;
-  // All that the holder of `sum` listed is here.
-  void Compared(std::uint64_t anchor_hash, std::uint64_t sum);
+  bool Lacks(std::uint64_t anchor_hash, const RunSketch& held, const PointerTable::Holder& holder,
+             Reason reason) const;
+  // It rests: not to be copied now.
+  bool Rests(std::uint64_t key_hash) const;
   Source SourceOf(std::uint64_t anchor_hash, const Item& item) const;
   bool Busy(const Member& member) const;
   bool Stays(const PointerTable::Holder& holder) const;
@@ -164,8 +173,10 @@ class Replicator {
   // Whether one was.
   bool StartJobs(Queue* queue, std::size_t pops, bool ordered);
   void StartJob(const Member& source, std::vector<std::uint64_t> hashes);
-  // All of a run that its source listed was looked at.
-  void Looked(Job* job);
+  // All of a run that its source listed was looked at. False: the list has no end.
+  bool Looked(Job* job);
+  // So many first places of the run that was listed are copied.
+  std::size_t PlacesOf(const Job& job, const HeldRun& run) const;
   void Listed(JobId id, const absl::StatusOr<std::vector<HeldRun>>& runs);
   void Advance(JobId id);
   void Pulled(JobId id, const absl::StatusOr<std::vector<absl::Status>>& statuses);
@@ -197,13 +208,15 @@ class Replicator {
   std::size_t sweep_ = 0;     // Anchors below this place are still to be looked at.
   bool sweep_again_ = false;  // Some did not fit into the queue.
   std::int64_t next_sweep_ = 0;
-  absl::flat_hash_map<std::uint64_t, std::int64_t> resting_;  // Until when.
-  std::deque<std::pair<std::int64_t, std::uint64_t>> resting_order_;
-  // Until when: of what CompareWord stands for.
-  absl::flat_hash_map<std::uint64_t, std::int64_t> compared_;
-  std::deque<std::pair<std::int64_t, std::uint64_t>> compared_order_;
-  std::int64_t full_until_ = 0;    // There was no room.
-  std::uint64_t block_bytes_ = 0;  // Of the last block that came.
+  // When blocks left: by their hash, and of runs by their anchor's.
+  Recent<std::int64_t> resting_{kRestingMax}, evicted_{kRestingMax};
+  struct Comparison {
+    std::int64_t at = 0;
+    bool whole = false;  // All is here; otherwise some of it rests.
+  };
+  Recent<Comparison> compared_{kRestingMax};  // By CompareWord.
+  std::int64_t full_until_ = 0;               // There was no room.
+  std::uint64_t block_bytes_ = 0;             // Of the last block that came.
   Stats stats_;
   Loop::TimerId timer_ = 0;
   Loop::TimerId rate_timer_ = 0;

@@ -36,9 +36,13 @@ struct RunSketch {
   std::uint8_t count = 0;
   // Of the run, those behind a gap included.
   std::uint32_t blocks = 0;
-  std::uint64_t sum = 0;  // The exclusive or of their hashes: with `blocks`, which ones they are.
+  // The exclusive or of their hashes: with `blocks`, which ones they are. 0: not known, as of a
+  // node of an earlier version, whose places all look like several.
+  std::uint64_t sum = 0;
   // Of each place below `count`, TagOf its block, or kSeveral; 0 behind them.
   std::array<std::uint16_t, kRunBlocks> tags{};
+
+  bool known() const { return count == 0 || sum != 0; }
 
   friend bool operator==(const RunSketch&, const RunSketch&) = default;
 };
@@ -46,8 +50,13 @@ struct RunSketch {
 // Whether the block is among the first `count` places.
 Holds HoldsBlock(const RunSketch& sketch, std::size_t place, std::uint64_t key_hash);
 
-// Whether `mine` has all blocks of the first places of `theirs`; blocks behind a gap do not count.
+// Whether `mine` has all blocks of `theirs`.
 Holds HoldsAll(const RunSketch& mine, const RunSketch& theirs);
+
+// Likewise, of the blocks before the first place where `theirs` has several.
+Holds HoldsStraight(const RunSketch& mine, const RunSketch& theirs);
+// How many places that are.
+std::uint8_t StraightPlaces(const RunSketch& sketch);
 
 // How many of the first places of `theirs` hold one block, and `mine` the same one.
 std::uint8_t CommonPlaces(const RunSketch& mine, const RunSketch& theirs);

@@ -336,7 +336,9 @@ void FetchSimNode::EvictOne(std::size_t prompt, std::size_t run) {
   if (leading == 0) return;
   Slot(SimKey(prompt, run * kRunBlocks + leading - 1)).clear();
   if (world_.fault != FetchFault::kNeverWithdraws) Announce(prompt, run);
-  process_->replicator.Evicted(AnchorHash(kFingerprint, SimKey(prompt, run * kRunBlocks)));
+  process_->replicator.Evicted(
+      AnchorHash(kFingerprint, SimKey(prompt, run * kRunBlocks)),
+      KeyHash(kFingerprint, SimKey(prompt, run * kRunBlocks + leading - 1)));
 }
 
 std::vector<RunAnswer> FetchSimNode::OnLocate(const Member& from, const Fingerprint& fingerprint,
@@ -391,7 +393,12 @@ std::vector<HeldRun> FetchSimNode::OnListRuns(const std::vector<RunList>& lists)
     HeldRun run;
     run.anchor_hash = list.anchor_hash;
     run.blocks.anchor = blocks[0].second;
-    for (std::size_t i = list.skip; i < blocks.size(); ++i) {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const std::uint64_t hash = KeyHash(kFingerprint, blocks[i].second);
+      if (std::pair(blocks[i].first, hash) <=
+          std::pair(std::size_t{list.after_place}, list.after_hash)) {
+        continue;
+      }
       run.more = run.blocks.keys.size() == kSimListKeys;
       if (run.more) break;
       run.blocks.keys.push_back(blocks[i].second);

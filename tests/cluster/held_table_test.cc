@@ -54,7 +54,13 @@ TEST(HeldTableTest, BlocksThatComeBeforeTheirParentsAreCountedWhenThoseAreThere)
   table.Put(104, Of(100, 4), 9);
   EXPECT_THAT(table.TakeChanges(), IsEmpty()) << "it is what was told";
   EXPECT_EQ(CountOf(table, 100), 32);
+  std::vector<HeldTable::Left> left = table.TakeLeft();
+  ASSERT_THAT(left, SizeIs(1));
+  EXPECT_EQ(left[0].anchor_hash, 100u);
+  EXPECT_EQ(left[0].key_hash, 104u);
   for (int place = 0; place < 32; ++place) table.Erase(100 + place);
+  EXPECT_THAT(table.TakeLeft(), SizeIs(32));
+  EXPECT_THAT(table.TakeLeft(), IsEmpty());
   EXPECT_THAT(table.TakeChanges(), UnorderedElementsAre(Announcement{100, {}}));
   EXPECT_EQ(table.runs(), 0u);
   EXPECT_EQ(table.blocks(), 0u);

@@ -259,7 +259,8 @@ class Caller {
       v1::ListRunsRequest request;
       request.set_incarnation(world_.boot_id);
       request.add_anchor_hashes(hash);
-      request.add_skips(1);
+      request.add_after_places(1);
+      request.add_after_hashes(hash);
       return Copy(request);
     }
     if (method.name() == "AskTicket" || method.name() == "AcknowledgeTicket") {

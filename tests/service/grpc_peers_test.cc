@@ -233,20 +233,21 @@ TEST_F(GrpcPeersTest, AHomeListsTakesOverAndCompares) {
   const std::uint64_t hash = HashOfAnchor();
   HeldRun run{.anchor_hash = hash,
               .fingerprint = fingerprint_,
-              .blocks = {.anchor = Id(1).key, .keys = {Id(1).key, Id(5).key}, .places = {0, 4}},
+              .blocks = {.anchor = Id(1).key, .keys = {Id(4).key, Id(5).key}, .places = {3, 4}},
               .bytes = 12345,
               .more = true};
   answers_->SetLister([&](const std::vector<RunList>& lists) {
-    const bool right = lists.size() == 2 && lists[0].anchor_hash == hash && lists[0].skip == 128 &&
-                       lists[1].anchor_hash == 7 && lists[1].skip == 0;
+    const bool right = lists.size() == 2 && lists[0].anchor_hash == hash &&
+                       lists[0].after_place == 3 && lists[0].after_hash == 77 &&
+                       lists[1].anchor_hash == 7 && lists[1].after_hash == 0;
     return right ? std::vector<HeldRun>{run} : std::vector<HeldRun>();
   });
   const auto runs = Wait<std::vector<HeldRun>>(5000 * kMs, [&](std::int64_t deadline, auto done) {
-    peers_->ListRuns(b_, {{hash, 128}, {7, 0}}, deadline, done);
+    peers_->ListRuns(b_, {{hash, 3, 77}, {7}}, deadline, done);
   });
   ASSERT_TRUE(runs.ok()) << runs.status();
   ASSERT_EQ(runs->size(), 1u);
-  EXPECT_TRUE(ValidRuns({{hash, 128}, {7, 0}}, *runs));
+  EXPECT_TRUE(ValidRuns({{hash, 3, 77}, {7}}, *runs));
   EXPECT_EQ((*runs)[0].blocks.keys, run.blocks.keys);
   EXPECT_EQ((*runs)[0].blocks.places, run.blocks.places);
   EXPECT_EQ((*runs)[0].bytes, 12345u);
@@ -492,6 +493,8 @@ TEST_F(GrpcPeersTest, WhatIsOutOfBoundsIsRefusedByValueAndLimit) {
             "3 2 sums: want one for each of 1 anchors");
   EXPECT_EQ(announce([](auto* request) { request->add_blocks(1), request->add_blocks(1); }),
             "3 2 numbers of blocks: want one for each of 1 anchors");
+  EXPECT_EQ(announce([](auto* request) { request->add_blocks(0); }),
+            "3 0 blocks in 1 places: want 1 to 131072");
   EXPECT_EQ(announce([](auto* request) { request->set_tags("abc"); }),
             "3 3 bytes of tags: want 2 for each of 1 places");
   EXPECT_THAT(announce([](auto* request) { request->set_holder("a b"); }), HasSubstr("\"a b\""));
@@ -506,10 +509,10 @@ TEST_F(GrpcPeersTest, WhatIsOutOfBoundsIsRefusedByValueAndLimit) {
             "65 anchors in one request: at most 64");
   list.clear_anchor_hashes();
   list.add_anchor_hashes(1);
-  for (int i = 0; i < 2; ++i) list.add_skips(1);
+  for (int i = 0; i < 2; ++i) list.add_after_places(1), list.add_after_hashes(1);
   EXPECT_EQ((Ask<v1::ListRunsRequest, v1::ListRunsReply>(&v1::Peer::Stub::ListRuns, list)
                  .error_message()),
-            "2 skips: want one for each of 1 anchors");
+            "2 hashes and 2 places to begin after: want one of each for each of 1 anchors");
   v1::CompareRequest compare;
   compare.set_holder("a");
   compare.set_holder_incarnation(a_.incarnation);

@@ -30,10 +30,13 @@ class HeldAnnouncerTest : public ::testing::Test {
   std::map<std::uint64_t, std::vector<std::uint8_t>> set_;
   std::size_t set_in_task_ = 0;
   std::optional<HeldAnnouncer> announcer_{
-      std::in_place, loop_, [this](const Announcement& announcement) {
+      std::in_place, loop_,
+      [this](const Announcement& announcement) {
         set_[announcement.anchor_hash].push_back(announcement.sketch.count);
         ++set_in_task_;
-      }};
+      },
+      [this](const HeldTable::Left& left) { gone_.push_back(left.key_hash); }};
+  std::vector<std::uint64_t> gone_;
 };
 
 TEST_F(HeldAnnouncerTest, BringsTheLastCountOfEachAnchorSomeAtATime) {
@@ -64,6 +67,18 @@ TEST_F(HeldAnnouncerTest, BringsTheLastCountOfEachAnchorSomeAtATime) {
   announcer_->Changed({{7, {}}});
   RunLoop();
   EXPECT_EQ(set_[7].back(), 0);
+}
+
+TEST_F(HeldAnnouncerTest, BringsWhatLeftTheLastOnesSomeAtATime) {
+  constexpr std::size_t kBlocks = HeldAnnouncer::kLeftMax + 1000;
+  std::vector<HeldTable::Left> left;
+  for (std::uint64_t n = 0; n < kBlocks; ++n) left.push_back({1, n});
+  announcer_->Changed({}, left);
+  EXPECT_EQ(loop_.waiting(), 1u) << "tasks";
+  RunLoop();
+  ASSERT_EQ(gone_.size(), HeldAnnouncer::kLeftMax);
+  EXPECT_EQ(gone_.front(), 1000u);
+  EXPECT_EQ(gone_.back(), kBlocks - 1);
 }
 
 TEST_F(HeldAnnouncerTest, SaysNothingOnceItIsGone) {

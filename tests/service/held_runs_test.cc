@@ -84,13 +84,15 @@ class HeldRunsTest : public ::testing::Test {
     told_.clear();
   }
   void Start() {
-    held_->Start(*store_, [this](absl::Span<const Announcement> changes) {
+    held_->Start(*store_, [this](absl::Span<const Announcement> changes,
+                                 absl::Span<const HeldTable::Left> left) {
       MutexLock lock(told_mu_);
       for (const Announcement& change : changes) {
         EXPECT_NE(told_[change.anchor_hash], change.sketch);
         told_[change.anchor_hash] = change.sketch;
         if (change.sketch.count == 0) told_.erase(change.anchor_hash);
       }
+      for (const HeldTable::Left& block : left) left_.push_back(block.key_hash);
     });
   }
   void OpenRocks(HeldRuns::Options options = Fast()) {
@@ -261,6 +263,7 @@ class HeldRunsTest : public ::testing::Test {
   Fingerprint fingerprint_{};
   Mutex told_mu_;
   std::map<std::uint64_t, RunSketch> told_ ABSL_GUARDED_BY(told_mu_);
+  std::vector<std::uint64_t> left_ ABSL_GUARDED_BY(told_mu_);  // Hashes.
 };
 
 TEST_F(HeldRunsTest, RunsOfTenantsThatAreSharedCountEachForItself) {
@@ -339,6 +342,10 @@ TEST_F(HeldRunsTest, CountsTheFirstBlocksOfWhichAllGroupsAreHere) {
   // One group of one block goes.
   ASSERT_TRUE(store_->Remove(space_, {sequence.keys[35]}).ok());
   held_->WaitSettled();
+  {
+    MutexLock lock(told_mu_);
+    EXPECT_EQ(left_, std::vector<std::uint64_t>{HashOfKey(sequence.keys[35])});
+  }
   EXPECT_EQ(CountOf(HashOfKey(sequence.keys[32])), 3);
   ASSERT_TRUE(store_->Clear(space_).ok());
   held_->WaitSettled();

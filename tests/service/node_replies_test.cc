@@ -232,7 +232,7 @@ TEST_F(NodeRepliesTest, RunsThatAreHeld) {
     run.blocks.keys = {Key(i), Key(i + 1)};
     run.blocks.places = {0, 1};
     run.bytes = 1000;
-    asked.push_back({run.anchor_hash, 0});
+    asked.push_back({run.anchor_hash});
     mutator_.Know("anchor_hash", run.anchor_hash);
   }
   v1::ListRunsReply right;
