@@ -29,7 +29,51 @@ constexpr std::size_t kBuffersKept = 8;
 
 bool IsBlobFile(const std::string& path) { return absl::EndsWith(path, ".blob"); }
 
-// Blob files as ours; everything else as it is.
+// RocksDB's own log, "LOG", and what it is renamed to.
+bool IsLog(const std::string& path) {
+  return absl::StartsWith(path.substr(path.rfind('/') + 1), "LOG");
+}
+
+// A log that the disk has no room for is lost, and nothing else: RocksDB must not hear of it, which
+// in Debian's build ends the process at the next line after one that could not be written.
+class LogWriter : public rocksdb::FSWritableFileOwnerWrapper {
+ public:
+  explicit LogWriter(std::unique_ptr<FSWritableFile> file)
+      : FSWritableFileOwnerWrapper(std::move(file)) {}
+
+  IOStatus Append(const rocksdb::Slice& data, const IOOptions& options,
+                  IODebugContext* dbg) override {
+    return Lost(target()->Append(data, options, dbg));
+  }
+  IOStatus Append(const rocksdb::Slice& data, const IOOptions& options,
+                  const rocksdb::DataVerificationInfo& verification, IODebugContext* dbg) override {
+    return Lost(target()->Append(data, options, verification, dbg));
+  }
+  IOStatus Flush(const IOOptions& options, IODebugContext* dbg) override {
+    return Lost(target()->Flush(options, dbg));
+  }
+  IOStatus Sync(const IOOptions& options, IODebugContext* dbg) override {
+    return Lost(target()->Sync(options, dbg));
+  }
+  IOStatus Fsync(const IOOptions& options, IODebugContext* dbg) override {
+    return Lost(target()->Fsync(options, dbg));
+  }
+  IOStatus RangeSync(std::uint64_t offset, std::uint64_t bytes, const IOOptions& options,
+                     IODebugContext* dbg) override {
+    return Lost(target()->RangeSync(offset, bytes, options, dbg));
+  }
+  IOStatus Close(const IOOptions& options, IODebugContext* dbg) override {
+    return Lost(target()->Close(options, dbg));
+  }
+
+ private:
+  static IOStatus Lost(const IOStatus& status) {
+    status.PermitUncheckedError();
+    return IOStatus::OK();
+  }
+};
+
+// Blob files as ours; RocksDB's log as above; everything else as it is.
 class PlainFileSystem : public rocksdb::FileSystemWrapper {
  public:
   explicit PlainFileSystem(bool direct_io)
@@ -39,8 +83,12 @@ class PlainFileSystem : public rocksdb::FileSystemWrapper {
 
   IOStatus NewWritableFile(const std::string& path, const FileOptions& options,
                            std::unique_ptr<FSWritableFile>* file, IODebugContext* dbg) override {
-    if (!IsBlobFile(path)) return target()->NewWritableFile(path, options, file, dbg);
-    return NewBlobWriter(path, direct_io_, options, nullptr, buffers_, file);
+    if (IsBlobFile(path)) {
+      return NewBlobWriter(path, direct_io_, options, nullptr, buffers_, file);
+    }
+    IOStatus status = target()->NewWritableFile(path, options, file, dbg);
+    if (status.ok() && IsLog(path)) *file = std::make_unique<LogWriter>(std::move(*file));
+    return status;
   }
 
   IOStatus NewRandomAccessFile(const std::string& path, const FileOptions& options,
@@ -48,6 +96,12 @@ class PlainFileSystem : public rocksdb::FileSystemWrapper {
                                IODebugContext* dbg) override {
     if (!IsBlobFile(path)) return target()->NewRandomAccessFile(path, options, file, dbg);
     return NewBlobReader(path, direct_io_, nullptr, buffers_, file);
+  }
+
+  // Through NewWritableFile: where files are encrypted the log, which may quote keys, is, too.
+  IOStatus NewLogger(const std::string& path, const IOOptions& options,
+                     std::shared_ptr<rocksdb::Logger>* result, IODebugContext* dbg) override {
+    return FileSystem::NewLogger(path, options, result, dbg);
   }
 
  protected:
@@ -72,6 +126,7 @@ class EncryptedFileSystem : public PlainFileSystem {
     IOStatus status = target()->NewWritableFile(path, options, &plain, dbg);
     if (!status.ok()) return status;
     *file = NewStreamWriter(std::move(plain), files_->Create(path, CipherMode::kStream));
+    if (IsLog(path)) *file = std::make_unique<LogWriter>(std::move(*file));
     return status;
   }
 
@@ -162,12 +217,6 @@ class EncryptedFileSystem : public PlainFileSystem {
     IOStatus status = target()->LinkFile(from, to, options, dbg);
     if (status.ok()) files_->Linked(from, to);
     return status;
-  }
-
-  // RocksDB's log, which may quote keys: through NewWritableFile.
-  IOStatus NewLogger(const std::string& path, const IOOptions& options,
-                     std::shared_ptr<rocksdb::Logger>* result, IODebugContext* dbg) override {
-    return FileSystem::NewLogger(path, options, result, dbg);
   }
 
  private:
