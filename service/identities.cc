@@ -149,16 +149,6 @@ class Reader {
 
 }  // namespace
 
-absl::Status CheckTenantName(absl::string_view name) {
-  if (name == "all" || name == "other") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tenant \"", name,
-                     "\": metrics have \"all\" and \"other\" for tenants together; "
-                     "want another name"));
-  }
-  return CheckName("tenant", name);
-}
-
 Identities::Identities(std::vector<std::string> nodes) : open_(false), nodes_(std::move(nodes)) {}
 
 absl::Status Identities::Read(const std::string& path) {

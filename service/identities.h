@@ -15,10 +15,6 @@
 
 namespace kvmill {
 
-// INVALID_ARGUMENT naming the text: no name of a tenant in the file of --tenants. `all` and `other`
-// are none: metrics say so of tenants together (docs/decisions/0040-what-metrics-show.md).
-absl::Status CheckTenantName(absl::string_view name);
-
 // What a call over TCP shows.
 struct Credentials {
   std::vector<std::string> names;  // DNS names and URIs of its certificate, or its common name.

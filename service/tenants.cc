@@ -2,9 +2,19 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "service/identities.h"
+#include "service/cluster/registration.h"
 
 namespace kvmill {
+
+absl::Status CheckTenantName(absl::string_view name) {
+  if (name == "all" || name == "other") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tenant \"", name,
+                     "\": metrics have \"all\" and \"other\" for tenants together; "
+                     "want another name"));
+  }
+  return CheckName("tenant", name);
+}
 
 bool SharedTenants::Has(absl::string_view tenant) const {
   if (tenant == kDefaultTenant) return true;

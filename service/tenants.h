@@ -7,6 +7,7 @@
 #ifndef KVMILL_SERVICE_TENANTS_H_
 #define KVMILL_SERVICE_TENANTS_H_
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "storage/core/namespace.h"
@@ -19,6 +20,10 @@ namespace kvmill {
 inline constexpr const char* kDefaultTenant = "default";
 // Other users of the host are "uid-N". Nobody is called so over TCP.
 inline constexpr absl::string_view kLocalTenantPrefix = "uid-";
+
+// INVALID_ARGUMENT naming the text: no name of a tenant in the file of --tenants. `all` and `other`
+// are none: metrics say so of tenants together (docs/decisions/0040-what-metrics-show.md).
+absl::Status CheckTenantName(absl::string_view name);
 
 // A value, constant once made; thread-safe.
 class SharedTenants {

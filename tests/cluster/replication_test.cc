@@ -512,6 +512,10 @@ TEST_F(ReplicationTest, AListWithoutAnEndEnds) {
   peers_.scripts["node-1"].sequences = {0, 1, 2, 3};
   peers_.scripts["node-1"].endless = true;
   Announced(1, mine);
+  Announcement said = {HashOf(mine[0]), SketchOf(mine[0], kSequences, false)};
+  said.sketch.blocks = kRunListMax;
+  said.sketch.sum ^= 1;
+  pointers_.Announced(Node(1), {said});
   Run(10 * kSimSecond);
   EXPECT_EQ(replicator_->jobs(), 0u);
   EXPECT_GT(peers_.made_up, kRunListMax - 2 * kListKeysMax);

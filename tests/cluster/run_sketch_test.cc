@@ -76,7 +76,8 @@ TEST(RunSketchTest, WhatIsSaidIsTrue) {
       const std::size_t places = random() % 6;
       for (std::size_t place = 0; place < places; ++place) {
         for (std::uint64_t which = 0; which < 3; ++which) {
-          if (random() % 3 != 0) blocks.emplace_back(place, 1 + 10 * place + which);
+          if (random() % 3 != 0)
+            blocks.emplace_back(place, (1 + 10 * place + which) * 0x9e3779b97f4a7c15);
         }
       }
       return blocks;

@@ -328,8 +328,10 @@ TEST_F(HeldRunsTest, CountsTheFirstBlocksOfWhichAllGroupsAreHere) {
   EXPECT_EQ(held_->stats().waiting, 0u);
   EXPECT_EQ(held_->stats().walks, 1u);
   EXPECT_THAT(Told(), SizeIs(2));
+  const std::uint64_t second = HashOfKey(sequence.keys[32]);
   for (const std::size_t skip : {0u, 5u}) {
-    const HeldRuns::Run run = held_->RunOf(HashOfKey(sequence.keys[32]), 5, skip);
+    const HeldRuns::Run run = skip == 0 ? held_->RunOf(second, 5)
+                                        : held_->RunOf(second, 5, 4, HashOfKey(sequence.keys[36]));
     ASSERT_THAT(run.blocks, SizeIs(skip == 0 ? 5 : 3));
     EXPECT_EQ(run.more, skip == 0);
     for (std::size_t i = 0; i < run.blocks.size(); ++i) {
@@ -337,7 +339,7 @@ TEST_F(HeldRunsTest, CountsTheFirstBlocksOfWhichAllGroupsAreHere) {
       EXPECT_EQ(run.blocks[i].place, skip + i);
     }
   }
-  EXPECT_THAT(held_->RunOf(HashOfKey(sequence.keys[32]), 5, 9).blocks, IsEmpty());
+  EXPECT_THAT(held_->RunOf(second, 5, 7, HashOfKey(sequence.keys[39])).blocks, IsEmpty());
 
   // One group of one block goes.
   ASSERT_TRUE(store_->Remove(space_, {sequence.keys[35]}).ok());
