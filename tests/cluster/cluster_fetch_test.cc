@@ -167,6 +167,54 @@ TEST_F(ClusterFetchTest, WhatOneStoredAllFindAndFetch) {
   EXPECT_EQ(Fetch("c", KeysOf("s", kBlocks), {.local_only = true}), stored);
 }
 
+// Prompts of several users behind one system prompt, all within the first run.
+TEST_F(ClusterFetchTest, PromptsThatBeginAlikeAreToldApart) {
+  constexpr std::uint32_t kAlike = 4, kLong = 14;
+  StartNodes(kPatience);
+  const auto keys_of = [](const std::string& user) {
+    std::vector<BlockKey> keys = KeysOf("system", kAlike);
+    const std::vector<BlockKey> own = KeysOf(user, kLong);
+    keys.insert(keys.end(), own.begin() + kAlike, own.end());
+    return keys;
+  };
+  const auto put = [&](const std::string& name, const std::string& user) {
+    Sequence values(SmallSpec(), kLong * SmallSpec().block_tokens, 1);
+    std::vector<StoreBlock> blocks = values.Blocks(user);
+    const std::vector<BlockKey> keys = keys_of(user);
+    for (std::uint32_t i = 0; i < kLong; ++i) {
+      blocks[i].key = keys[i];
+      if (i > 0) blocks[i].parent = keys[i - 1];
+    }
+    const auto stored = ClientOf(name).Store(ns_[name], blocks, {});
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    ASSERT_EQ(stored->blocks_failed, 0u);
+  };
+  const auto hits = [&](const std::string& name, const std::string& user) {
+    const auto found = ClientOf(name).Lookup(ns_[name], keys_of(user));
+    EXPECT_TRUE(found.ok()) << found.status();
+    return found.ok() ? found->hit_blocks : 0;
+  };
+  put("a", "one");
+  for (const char* name : {"b", "c"}) Until([&] { return hits(name, "one") == kLong; });
+  for (const char* name : {"a", "b", "c"}) EXPECT_EQ(hits(name, "two"), kAlike) << name;
+
+  // Where several have part of a run in common, those who have them say which.
+  put("a", "three");
+  for (const char* name : {"b", "c"}) Until([&] { return hits(name, "three") == kLong; });
+  for (const char* name : {"b", "c"}) {
+    EXPECT_EQ(hits(name, "one"), kLong) << name;
+    EXPECT_EQ(hits(name, "two"), kAlike) << name;
+  }
+  put("c", "two");
+  Until([&] { return hits("b", "two") == kLong; });
+  for (const char* user : {"one", "two", "three"}) EXPECT_EQ(hits("b", user), kLong) << user;
+  for (const char* user : {"two", "three"}) {
+    EXPECT_EQ(Fetch("b", keys_of(user)).size(), kLong * 2u) << user;
+    EXPECT_EQ(hits("b", user), kLong);
+  }
+  EXPECT_EQ(hits("b", "four"), kAlike);
+}
+
 TEST_F(ClusterFetchTest, AFetchOverUcxFindsThem) {
   StartNodes();
   PutOn("a", "s");
