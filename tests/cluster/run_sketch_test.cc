@@ -95,7 +95,8 @@ TEST(RunSketchTest, WhatIsSaidIsTrue) {
       ASSERT_TRUE(holds == Holds::kPerhaps || (holds == Holds::kYes) == promised) << round;
     }
     const Holds holds = HoldsAll(a, b);
-    if (holds == Holds::kPerhaps) continue;
+    // Without the anchor nothing is told.
+    if (holds == Holds::kPerhaps || b.count == 0) continue;
     ++told;
     ASSERT_EQ(holds == Holds::kYes, all) << round;
   }
