@@ -279,7 +279,7 @@ TEST_F(GrpcPeersTest, AHomeListsTakesOverAndCompares) {
   b_loop_.Run([&] { EXPECT_EQ(replicator->queued(), 1u); });
 
   Digests digests = {};
-  digests[DigestOf(hash)] ^= DigestWord({hash, 3});
+  digests[DigestOf(hash)] ^= DigestWord({hash, Places(3)});
   const auto compare = [&] {
     return Wait<std::uint64_t>(5000 * kMs, [&](std::int64_t deadline, auto done) {
       peers_->Compare(b_, digests, deadline, done);
@@ -409,7 +409,7 @@ TEST_F(GrpcPeersTest, AnotherProcessAtTheAddressIsNobody) {
   EXPECT_TRUE(IsReplaced(answers.status())) << "it is not only silent";
   EXPECT_THAT(std::string(answers.status().message()),
               HasSubstr(absl::BytesToHexString(b_.incarnation)));
-  EXPECT_EQ(Announce(before, {{HashOfAnchor(), 1}}).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Announce(before, {{HashOfAnchor(), Places(1)}}).code(), absl::StatusCode::kUnavailable);
   b_loop_.Run([this] { EXPECT_EQ(answers_->pointers().anchors(), 0u); });
   EXPECT_TRUE(Locate(b_, {Query({1})}).ok());
   EXPECT_EQ(peers_->stats().at("b").failures, 2u);
@@ -417,14 +417,14 @@ TEST_F(GrpcPeersTest, AnotherProcessAtTheAddressIsNobody) {
 
 TEST_F(GrpcPeersTest, OnlyMembersAreBelievedToHaveBlocks) {
   b_loop_.Run([this] { answers_->SetView(ViewOf({b_})); });
-  const absl::Status status = Announce(b_, {{HashOfAnchor(), 1}});
+  const absl::Status status = Announce(b_, {{HashOfAnchor(), Places(1)}});
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("node \"a\" is no member"));
   // Who was restarted is another one until the view says so.
   b_loop_.Run([this] { answers_->SetView(ViewOf({MemberOf("a", 'x', "127.0.0.1:1"), b_})); });
-  EXPECT_FALSE(Announce(b_, {{HashOfAnchor(), 1}}).ok());
+  EXPECT_FALSE(Announce(b_, {{HashOfAnchor(), Places(1)}}).ok());
   b_loop_.Run([this] { answers_->SetView(ViewOf({a_, b_})); });
-  EXPECT_TRUE(Announce(b_, {{HashOfAnchor(), 1}}).ok());
+  EXPECT_TRUE(Announce(b_, {{HashOfAnchor(), Places(1)}}).ok());
 }
 
 TEST_F(GrpcPeersTest, WhatIsOutOfBoundsIsRefusedByValueAndLimit) {
@@ -494,9 +494,9 @@ TEST_F(GrpcPeersTest, WhatIsOutOfBoundsIsRefusedByValueAndLimit) {
   EXPECT_EQ(announce([](auto* request) { request->add_blocks(1), request->add_blocks(1); }),
             "3 2 numbers of blocks: want one for each of 1 anchors");
   EXPECT_EQ(announce([](auto* request) { request->add_blocks(0); }),
-            "3 0 blocks in 1 places: want 1 to 131072");
+            "3 0 blocks in 32 places: want 32 to 131072");
   EXPECT_EQ(announce([](auto* request) { request->set_tags("abc"); }),
-            "3 3 bytes of tags: want 2 for each of 1 places");
+            "3 3 bytes of tags: want 2 for each of 32 places");
   EXPECT_THAT(announce([](auto* request) { request->set_holder("a b"); }), HasSubstr("\"a b\""));
   EXPECT_EQ(announce([](auto* request) { request->set_holder_incarnation(""); }),
             "3 incarnation of 0 bytes: want 16");
