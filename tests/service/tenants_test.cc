@@ -28,7 +28,7 @@ TEST(TenantsTest, WhoIsSharedIsForTheNodeToSay) {
     EXPECT_EQ(shared.Has("team-a"), c.named);
     EXPECT_EQ(shared.Has("uid-1000"), c.local_user);
     EXPECT_EQ(shared.Has("uid-"), c.local_user) << "nobody else can be called so";
-    EXPECT_EQ(shared.Has(""), c.named);
+    for (const char* none : {"", "all", "other", "a b"}) EXPECT_FALSE(shared.Has(none)) << none;
   }
   EXPECT_FALSE(SharedTenants().Has("team-a")) << "nobody but the daemons' own";
 }
