@@ -89,9 +89,12 @@ class HostsTest(unittest.TestCase):
         text = re.sub(r"\b192\.0\.2\.\d+:\d+", lambda match: self.ports.of(match.group()), text)
         return re.sub(r"\b192\.0\.2\.\d+", "127.0.0.1", text)
 
-    def shell(self, script, want=0):
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.folder, capture_output=True, text=True, check=False,
+    def run_script(self, script):
+        return subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.folder, capture_output=True, text=True, check=False,
                               env={"PATH": f"{BIN_DIR}:{os.environ['PATH']}", "HOME": self.folder}, timeout=WAIT_SECONDS)
+
+    def shell(self, script, want=0):
+        done = self.run_script(script)
         self.assertEqual(done.returncode, want, f"{script}\n{done.stdout}{done.stderr}{self.logs()}")
         return done.stdout + done.stderr
 
@@ -173,7 +176,10 @@ class HostsTest(unittest.TestCase):
         self.assertIn("registered", said)
         self.assertNotIn("problem", said)
         self.assertRegex(said, rf"blocks stored +{BLOCKS}\b")
-        said = self.block("second", 2)
+        # It lists its members a moment before it asks them.
+        second = self.here(self.blocks["second"], 2)
+        self.wait("node 2 asks node 1", lambda: "is not known here" not in self.run_script(second).stderr)
+        said = self.shell(second)
         self.assertRegex(said, rf"(?m)^blocks +{BLOCKS}\b")
         self.assertRegex(said, r"(?m)^misses +0$")
         self.assertLess(self.metric(2, r"kvmill_peer_failures_total\{.*\}"), self.metric(2, r"kvmill_peer_requests_total\{.*\}"))
