@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/encode.h"
+#include "kernels/gather_reference.h"
 #include "kernels/hadamard.h"
 #include "kernels/packed_codes.h"
 
@@ -155,24 +156,6 @@ bool EncodeHalf(const Half& h) {
   return error_squares <= limit * limit * value_squares;
 }
 
-// Token-major, rotated rows; false when a value is not finite.
-bool Gather(const HeadPages& pages, std::uint32_t tokens, std::uint32_t channels, Frame frame,
-            float* rows) {
-  for (std::uint32_t t = 0; t < tokens; ++t) {
-    const std::byte* row = pages.Row(t);
-    for (std::uint32_t d = 0; d < channels; ++d) {
-      std::uint16_t bits;
-      std::memcpy(&bits, row + static_cast<std::ptrdiff_t>(d) * pages.channel_stride_bytes,
-                  sizeof(bits));
-      const float value = ToFloat(bits, pages.dtype);
-      if (!std::isfinite(value)) return false;
-      rows[std::size_t{t} * channels + d] = value;
-    }
-  }
-  if (frame == Frame::kModel) RotateRowsReference(rows, tokens, channels);
-  return true;
-}
-
 EncodeResult EncodeTile(const TileFormat& format, Frame frame, const EncodeArgs& args,
                         float* scratch) {
   const RecordLayout layout = LayoutOf(format);
@@ -182,8 +165,10 @@ EncodeResult EncodeTile(const TileFormat& format, Frame frame, const EncodeArgs&
   float* other = scratch + group * dim;
 
   // Both halves are looked at before anything is decided: non-finite input wins over raw.
-  if (!Gather(args.v, format.group, format.head_dim, frame, tile)) return EncodeResult::kNonFinite;
-  if (!Gather(args.k, format.group, format.head_dim, frame, other)) return EncodeResult::kNonFinite;
+  if (!GatherReference(args.v, format.group, format.head_dim, frame, tile))
+    return EncodeResult::kNonFinite;
+  if (!GatherReference(args.k, format.group, format.head_dim, frame, other))
+    return EncodeResult::kNonFinite;
   for (std::size_t t = 0; t < group; ++t) {
     for (std::size_t d = 0; d < dim; ++d) tile[d * group + t] = other[t * dim + d];
   }
@@ -198,7 +183,7 @@ EncodeResult EncodeTile(const TileFormat& format, Frame frame, const EncodeArgs&
                args.record + layout.k_token};
   if (!EncodeHalf(k)) return EncodeResult::kRaw;
 
-  Gather(args.v, format.group, format.head_dim, frame, tile);
+  GatherReference(args.v, format.group, format.head_dim, frame, tile);
   const Half v{tile,
                other,
                group,

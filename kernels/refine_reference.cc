@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/gather_reference.h"
 #include "kernels/hadamard.h"
 #include "kernels/packed_codes.h"
 #include "kernels/refine.h"
@@ -77,20 +78,6 @@ void RefineHalf(const Half& h) {
   }
 }
 
-void Gather(const HeadPages& pages, std::uint32_t tokens, std::uint32_t channels, Frame frame,
-            float* rows) {
-  for (std::uint32_t t = 0; t < tokens; ++t) {
-    const std::byte* row = pages.Row(t);
-    for (std::uint32_t d = 0; d < channels; ++d) {
-      std::uint16_t bits;
-      std::memcpy(&bits, row + static_cast<std::ptrdiff_t>(d) * pages.channel_stride_bytes,
-                  sizeof(bits));
-      rows[std::size_t{t} * channels + d] = ToFloat(bits, pages.dtype);
-    }
-  }
-  if (frame == Frame::kModel) RotateRowsReference(rows, tokens, channels);
-}
-
 }  // namespace
 
 void RefineTilesReference(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
@@ -101,10 +88,10 @@ void RefineTilesReference(const TileFormat& format, Frame frame, absl::Span<cons
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     if (results[i] != EncodeResult::kTile) continue;
     std::byte* const record = tiles[i].record;
-    Gather(tiles[i].k, format.group, format.head_dim, frame, tile);
+    GatherReference(tiles[i].k, format.group, format.head_dim, frame, tile);
     RefineHalf({tile, dim, group, 1, dim, format.key_bits, record + at.k_codes, record + at.k_scale,
                 record + at.k_zero, record + at.k_token});
-    Gather(tiles[i].v, format.group, format.head_dim, frame, tile);
+    GatherReference(tiles[i].v, format.group, format.head_dim, frame, tile);
     RefineHalf({tile, group, dim, dim, 1, format.value_bits, record + at.v_codes,
                 record + at.v_scale, record + at.v_zero, record + at.v_channel});
   }
