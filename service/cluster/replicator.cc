@@ -474,7 +474,9 @@ bool Replicator::Looked(Job* job) {
   const RunSketch held = options_.held(hash);
   const bool more =
       std::any_of(holders.begin(), holders.end(), [&](const PointerTable::Holder& holder) {
-        return &holder != from && (paged || HoldsAll(listed, holder.sketch) != Holds::kYes) &&
+        // Its holder, too, when that has said something else since the list was begun.
+        return (&holder != from || CompareWord(hash, holder) != item.said) &&
+               (paged || HoldsAll(listed, holder.sketch) != Holds::kYes) &&
                Lacks(hash, held, holder, item.reason);
       });
   if (more && item.tries + 1u < kTriesMax && Add(hash, item.reason, item.leaver)) {
