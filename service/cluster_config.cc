@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -17,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "client/tls/tls_checks.h"
+#include "service/data_plane_config.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -28,6 +31,11 @@ constexpr std::size_t kServersMax = 16;
 static_assert(kLeaseTtlMin == absl::Seconds(Membership::kLeaseSecondsMin) &&
               kLeaseTtlMax == absl::Seconds(Membership::kLeaseSecondsMax));
 constexpr std::size_t kFileBytesMax = 1 << 20;
+// A node that has just started becomes home of many blocks at once: until then it copies slowly.
+constexpr std::chrono::nanoseconds kReplicationRamp = std::chrono::seconds(60);
+// Of host memory, for blocks that tickets promise, and for copies that tickets bring.
+constexpr double kHeldShareMax = 0.5;
+constexpr double kCopiedShareMax = 0.25;
 
 absl::Status Wrong(absl::string_view option, absl::string_view value, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("--", option, " ", value, ": ", what));
@@ -223,6 +231,24 @@ absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,
   options.grace_seconds = absl::ToInt64Seconds(config.member_grace);
   std::memcpy(&options.seed, incarnation.data(),
               std::min(incarnation.size(), sizeof(options.seed)));
+  return options;
+}
+
+ClusterNode::Options MakeClusterNodeOptions(const Config& config) {
+  const auto of_host_memory = [&config](double share) {
+    return static_cast<std::uint64_t>(share * static_cast<double>(config.host_bytes));
+  };
+  ClusterNode::Options options;
+  options.clients.data_plane_plaintext = config.data_plane_plaintext;
+  options.clients.rdma = RdmaUseOf(config);
+  options.clients.tls = config.tls;
+  options.blocks.peer_nanos = absl::ToInt64Nanoseconds(config.peer_timeout);
+  options.blocks.copies = config.copies;
+  options.blocks.replication.bytes_per_second = config.replication_rate;
+  options.blocks.replication.ramp_nanos = kReplicationRamp.count();
+  options.blocks.shared = SharedTenantsOf(config);
+  options.tickets.held_bytes_max = of_host_memory(kHeldShareMax);
+  options.tickets.copied_bytes_max = of_host_memory(kCopiedShareMax);
   return options;
 }
 

@@ -1,4 +1,8 @@
 // What the options of the cluster mean.
+//
+// For node.cc and CheckConfig. Nothing is opened here but the files that options name. The shares
+// of memory for tickets and the pace of copying are in cluster_config.cc and may change; addresses,
+// ids and prefixes that other nodes see may not.
 #ifndef KVMILL_SERVICE_CLUSTER_CONFIG_H_
 #define KVMILL_SERVICE_CLUSTER_CONFIG_H_
 
@@ -11,6 +15,7 @@
 #include "client/server_address.h"
 #include "client/tls/tls_files.h"
 #include "service/cluster/membership.h"
+#include "service/cluster_node.h"
 #include "service/config.h"
 #include "service/etcd/etcd_servers.h"
 #include "service/tenants.h"
@@ -44,6 +49,9 @@ absl::StatusOr<Membership::Options> MakeMembershipOptions(const Config& config,
                                                           const std::string& admin,
                                                           const std::string& incarnation,
                                                           const std::string& holder);
+
+// Of a node of a cluster, but for its membership and what it holds (ClusterBlocks::Options::held).
+ClusterNode::Options MakeClusterNodeOptions(const Config& config);
 
 // The part of CheckConfig that is about the cluster.
 absl::Status CheckCluster(const Config& config);

@@ -1,42 +1,31 @@
 #include "service/node.h"
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
-#include <limits.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "client/channel_args.h"
-#include "client/convert.h"
 #include "client/door_protocol.h"
 #include "client/server_address.h"
-#include "client/tls/tls_checks.h"
-#include "client/tls/tls_credentials.h"
 #include "client/transport/ucx_transport.h"
-#include "client/units.h"
 #include "service/admin_service.h"
 #include "service/cache_service.h"
 #include "service/cluster_config.h"
 #include "service/cluster_node.h"
 #include "service/data_plane.h"
+#include "service/data_plane_config.h"
 #include "service/data_service.h"
 #include "service/device_regions.h"
 #include "service/disk_config.h"
+#include "service/door_handlers.h"
 #include "service/door_memory.h"
 #include "service/engine_service.h"
 #include "service/etcd/etcd_registry.h"
@@ -44,6 +33,7 @@
 #include "service/event_publisher.h"
 #include "service/events_config.h"
 #include "service/events_service.h"
+#include "service/grpc_servers.h"
 #include "service/held_runs.h"
 #include "service/http_server.h"
 #include "service/listeners.h"
@@ -51,13 +41,17 @@
 #include "service/local_peers.h"
 #include "service/metrics.h"
 #include "service/metrics_names.h"
+#include "service/node_devices.h"
 #include "service/node_drains.h"
 #include "service/peer_service.h"
+#include "service/ready_line.h"
 #include "service/service_context.h"
 #include "service/session_table.h"
+#include "service/store_config.h"
 #include "service/tenant_quotas.h"
 #include "service/ticker.h"
 #include "service/ticket_service.h"
+#include "service/tls_config.h"
 #include "service/unix_listener.h"
 #include "storage/block_watcher.h"
 #include "storage/core/clock.h"
@@ -65,8 +59,6 @@
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
 #include "storage/core/worker_pool.h"
-#include "storage/device/device.h"
-#include "storage/page_pool.h"
 #include "storage/quantization_errors.h"
 #include "storage/rocks_disk_store.h"
 #include "storage/tiered_store.h"
@@ -75,26 +67,16 @@ namespace kvmill {
 namespace {
 
 constexpr std::size_t kIoThreads = 4;
-constexpr int kGrpcThreadsMax = 32;  // For calls that block (Lookup, Flush, UnregisterMemory, ...).
-constexpr int kStreamsPerConnection = 128;
 // Several times in a lease's grace.
 constexpr std::chrono::milliseconds kSessionTick{50};
-// Of host memory, and of the GPU's, that may be under lease: stores need room, too.
-constexpr double kLeasedShareMax = 0.75;
-// The same for blocks that tickets promise, and for copies that tickets bring.
-constexpr double kHeldShareMax = 0.5;
-constexpr double kCopiedShareMax = 0.25;
 // How long slices that gRPC still holds may keep the store from being destroyed.
 constexpr std::chrono::seconds kPinnedWaitMax{5};
-// A node that has just started becomes home of many blocks at once: until then it copies slowly.
-constexpr std::chrono::nanoseconds kReplicationRamp = std::chrono::seconds(60);
 // Of --drain-timeout, for blocks that only this node has; calls in flight get the rest, at least.
 constexpr double kHandOverShare = 0.75;
 // And until calls do without what peers have not sent: they get the rest to pass on what came.
 constexpr double kWaitForPeersShare = 0.9;
 // For etcd to take this node out; its lease ends anyway.
 constexpr std::chrono::milliseconds kLeaveMax{2000};
-constexpr int kHandshakeMs = 10'000;
 
 absl::StatusOr<std::string> MakeBootId() {
   std::string id(16, '\0');
@@ -102,38 +84,6 @@ absl::StatusOr<std::string> MakeBootId() {
     return absl::InternalError("getrandom gave no boot id");
   }
   return id;
-}
-
-void WarnIfNobodyIsNamed(const Config& config, const Identities& identities) {
-  if (!config.tls.enabled() || config.tenants.empty() || identities.names_somebody()) return;
-  LogWarning(absl::StrCat("--tenants ", config.tenants,
-                          ": names no certificate and no token: over TCP only nodes come in"));
-}
-
-RdmaUse RdmaUseOf(const Config& config) {
-  if (config.rdma == "required") return RdmaUse::kRequired;
-  return config.rdma == "expected" ? RdmaUse::kExpected : RdmaUse::kAuto;
-}
-
-void SetCommonArguments(grpc::ServerBuilder& builder) {
-  for (const auto& [name, value] : BulkChannelArgs()) builder.AddChannelArgument(name, value);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
-  // Clients ping every kKeepaliveMs while a call waits.
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             kKeepaliveMs / 2);
-  // Whoever connects and then says nothing, or stops, is hung up on: it holds a descriptor. Before
-  // the handshakes of TLS and HTTP/2 are over as well, for which gRPC would give two minutes.
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // A taken port is an error, not a port shared with a stranger.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(kMessageBytesMax));
-  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
-  grpc::ResourceQuota quota("kvmilld");
-  quota.SetMaxThreads(kGrpcThreadsMax);
-  builder.SetResourceQuota(quota);
 }
 
 }  // namespace
@@ -150,10 +100,11 @@ class Node::Impl {
   absl::Status Drain();
 
  private:
-  void CheckCertificate() const;
-  absl::Status OpenDevices();
+  absl::StatusOr<std::unique_ptr<DiskStore>> OpenDisk();
   absl::Status OpenStore();
-  absl::Status SetWatermarks(const Config& config);  // Of a checked one it is OK.
+  void MakeSessions();
+  void MakeContext(const std::string& boot_id);
+  void MakeServices();
   absl::Status StartDataPlane();
   absl::Status StartMainServer();
   absl::Status StartAdminServer();
@@ -181,14 +132,14 @@ class Node::Impl {
   // In the order of start; stopped in the reverse order by Drain.
   std::unique_ptr<UnixListener> listener_;
   std::unique_ptr<LocalDoor> door_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Device> stand_in_;  // For a GPU, where the device is the host: for tests.
-  std::unique_ptr<HeldRuns> held_;    // Null without --cluster.
+  NodeDevices devices_;
+  std::unique_ptr<HeldRuns> held_;  // Null without --cluster.
   std::unique_ptr<EventJournal> journal_;
   std::unique_ptr<WatcherAndObserver> observer_;  // Those two.
   std::unique_ptr<QuantizationErrors> errors_;
   std::unique_ptr<TieredStore> store_;
   RocksDiskStore* encrypted_disk_ = nullptr;  // Of store_; null where nothing is encrypted.
+  std::uint32_t encode_threads_ = 0;
   std::unique_ptr<WorkerPool> encode_pool_;
   std::unique_ptr<WorkerPool> io_pool_;
   std::unique_ptr<DeviceRegions> device_regions_;  // Null without a GPU. Of the sessions' memory.
@@ -210,13 +161,11 @@ class Node::Impl {
   std::unique_ptr<NodeDrains> drains_;
   std::unique_ptr<AdminService> local_admin_;
   std::unique_ptr<AdminService> remote_admin_;
-  std::unique_ptr<grpc::Server> main_server_;
-  std::unique_ptr<grpc::Server> admin_server_;
+  GrpcServer main_server_;
+  GrpcServer admin_server_;  // Empty without --admin.
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<ClusterNode> cluster_;  // Null without --cluster.
-  std::string listen_address_;            // With real ports.
-  std::string admin_address_;
 };
 
 absl::Status Node::Impl::Start() {
@@ -231,58 +180,19 @@ absl::Status Node::Impl::Start() {
   KVMILL_ASSIGN_OR_RETURN(door_, LocalDoor::Create(door_options, clock_));
   KVMILL_ASSIGN_OR_RETURN(Identities identities, MakeIdentities(config_));
   WarnIfNobodyIsNamed(config_, identities);
-  tcp_credentials_ = config_.tls.enabled()
-                         ? ServerCredentialsOf(config_.tls, !config_.tenants.empty())
-                         : grpc::InsecureServerCredentials();
-  CheckCertificate();
+  tcp_credentials_ = TcpCredentialsOf(config_);
+  WarnOfAuthority(config_);
   callers_ = std::make_unique<Callers>(peers_, *door_, geteuid(), std::move(identities));
-  KVMILL_RETURN_IF_ERROR(OpenDevices());
+  KVMILL_ASSIGN_OR_RETURN(devices_, OpenNodeDevices(config_));
   KVMILL_RETURN_IF_ERROR(OpenStore());
-  std::uint32_t threads = config_.encode_threads;
-  if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
-  encode_pool_ = std::make_unique<WorkerPool>(threads, "encode");
+  encode_threads_ = config_.encode_threads;
+  if (encode_threads_ == 0) encode_threads_ = std::max(1u, std::thread::hardware_concurrency());
+  encode_pool_ = std::make_unique<WorkerPool>(encode_threads_, "encode");
   io_pool_ = std::make_unique<WorkerPool>(kIoThreads, "io");
-  SessionTable::Options session_options;
-  session_options.leased_bytes_max =
-      static_cast<std::uint64_t>(kLeasedShareMax * static_cast<double>(config_.host_bytes));
-  session_options.leased_gpu_bytes_max =
-      static_cast<std::uint64_t>(kLeasedShareMax * static_cast<double>(config_.gpu_bytes));
-  session_options.resume_grace_nanos = absl::ToInt64Nanoseconds(config_.session_grace);
-  Device* const gpu = device_->info().kind == DeviceKind::kCuda ? device_.get() : stand_in_.get();
-  if (gpu != nullptr) {
-    device_regions_ = std::make_unique<DeviceRegions>(*gpu, threads, geteuid());
-  }
-  sessions_ = std::make_unique<SessionTable>(session_options, clock_);
-  session_ticker_ = std::make_unique<Ticker>(kSessionTick, [this] { sessions_->Advance(); });
-  context_.reset(
-      new ServiceContext{*store_, *encode_pool_, *io_pool_, clock_, *callers_, *sessions_});
-  context_->boot_id = boot_id;
-  context_->boot_id_hex = absl::BytesToHexString(boot_id);
-  context_->has_cluster = config_.cluster != "none";
-  context_->shared = SharedTenantsOf(config_);
-  context_->device = device_->info().name;
-  context_->data_dir = config_.data_dir;
-  context_->has_other_tiers = !config_.data_dir.empty() || config_.gpu_bytes > 0;
-  context_->reads_gpu_memory = device_regions_ != nullptr;
-  context_->errors = errors_.get();
-  if (encrypted_disk_ != nullptr) {
-    context_->disk_keys = [this] { return encrypted_disk_->key_usage(); };
-  }
-  context_->running_config = &running_;
-  context_->encode_threads = threads;
-  context_->start_nanos = clock_.MonotonicNanos();
-  cache_ = std::make_unique<CacheService>(*context_);
-  events_ = std::make_unique<EventsService>(*context_, *journal_);
-  engine_ = std::make_unique<EngineService>(*context_);
-  peer_service_ = std::make_unique<PeerService>(*context_);
-  ticket_service_ = std::make_unique<TicketService>(*context_);
-  sessions_->SetEnded([this](const std::string& session) {
-    ClusterTickets* const tickets = context_->tickets.load(std::memory_order_acquire);
-    if (tickets != nullptr) tickets->SessionEnded(session);
-  });
-  drains_ = std::make_unique<NodeDrains>(*context_, leaving_, NodeIdOf(config_), config_.tls);
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  MakeSessions();
+  MakeContext(boot_id);
+  MakeServices();
+  EnableHealthAndReflection();
   KVMILL_RETURN_IF_ERROR(StartDataPlane());
   KVMILL_RETURN_IF_ERROR(StartMainServer());
   KVMILL_RETURN_IF_ERROR(StartAdminServer());
@@ -291,86 +201,31 @@ absl::Status Node::Impl::Start() {
   StartDoor();
   listener_->Start([this](int fd, uid_t uid) {
     peers_.Connected(fd, uid);
-    grpc::AddInsecureChannelFromFd(main_server_.get(), fd);
+    grpc::AddInsecureChannelFromFd(main_server_.server.get(), fd);
   });
   KVMILL_RETURN_IF_ERROR(StartCluster());
   started_ = true;
   return absl::OkStatus();
 }
 
-// Of a node of a cluster CheckConfig looked at it. Clients of another daemon may have authorities
-// of their own.
-void Node::Impl::CheckCertificate() const {
-  if (!config_.tls.enabled()) return;
-  if (const absl::Status known = CheckTlsAuthority(config_.tls); !known.ok()) {
-    LogWarning(absl::StrCat(known.message(), ": clients need its authority in their tls-ca"));
+absl::StatusOr<std::unique_ptr<DiskStore>> Node::Impl::OpenDisk() {
+  if (config_.data_dir.empty()) {
+    LogInfo("no --data-dir: blocks live in host memory only and are gone after a restart");
+    return std::unique_ptr<DiskStore>();
   }
-}
-
-absl::Status Node::Impl::OpenDevices() {
-  absl::StatusOr<std::unique_ptr<Device>> opened = OpenDevice(config_.device);
-  if (!opened.ok()) {
-    return absl::Status(opened.status().code(),
-                        absl::StrCat("--device ", config_.device, ": ", opened.status().message()));
-  }
-  device_ = *std::move(opened);
-  const DeviceInfo& info = device_->info();
-  LogInfo(absl::StrCat("device ", info.name, ": ", info.description));
-  if (config_.gpu_bytes == 0) return absl::OkStatus();
-  if (info.kind == DeviceKind::kHost) {
-    if (config_.device == "auto") {
-      return absl::FailedPreconditionError(
-          absl::StrCat("--gpu-bytes ", FormatBytes(config_.gpu_bytes),
-                       ": no GPU answers; want 0, or --device host to try the tiers without one"));
-    }
-    LogWarning(absl::StrCat("--device host with --gpu-bytes ", FormatBytes(config_.gpu_bytes),
-                            ": host memory stands in for a GPU's; this is for tests of the tiers"));
-    stand_in_ = MakeHostDevice();
-  } else if (config_.gpu_bytes > info.memory_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("--gpu-bytes ", FormatBytes(config_.gpu_bytes),
-                                                     ": device ", info.name, " has ",
-                                                     FormatBytes(info.memory_bytes)));
-  }
-  return absl::OkStatus();
+  RocksDiskStoreOptions options;
+  options.directory = config_.data_dir;
+  options.capacity_bytes = config_.disk_bytes;
+  KVMILL_ASSIGN_OR_RETURN(options.keys, DiskKeysOf(config_));
+  if (options.keys == nullptr) LogInfo("no --disk-key-file: what is on the disk is not encrypted");
+  KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<RocksDiskStore> disk, RocksDiskStore::Open(options));
+  if (options.keys != nullptr) encrypted_disk_ = disk.get();
+  return disk;
 }
 
 absl::Status Node::Impl::OpenStore() {
-  std::unique_ptr<DiskStore> disk;
-  if (config_.data_dir.empty()) {
-    LogInfo("no --data-dir: blocks live in host memory only and are gone after a restart");
-  } else {
-    RocksDiskStoreOptions options;
-    options.directory = config_.data_dir;
-    options.capacity_bytes = config_.disk_bytes;
-    KVMILL_ASSIGN_OR_RETURN(options.keys, DiskKeysOf(config_));
-    if (options.keys == nullptr) {
-      LogInfo("no --disk-key-file: what is on the disk is not encrypted");
-    }
-    KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<RocksDiskStore> opened, RocksDiskStore::Open(options));
-    if (options.keys != nullptr) encrypted_disk_ = opened.get();
-    disk = std::move(opened);
-  }
-  TieredStore::Options options;
-  options.host_bytes = config_.host_bytes;
-  options.huge_pages = config_.huge_pages == "on"    ? HugePages::kOn
-                       : config_.huge_pages == "off" ? HugePages::kOff
-                                                     : HugePages::kAuto;
-  // Blocks of small models are 64 KiB; the index takes memory for those that are there only.
-  constexpr std::uint64_t kSmallBlockBytes = 64 << 10;
-  const std::uint64_t disk_bytes = config_.data_dir.empty() ? 0 : config_.disk_bytes;
-  options.blocks_max = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
-      (config_.gpu_bytes + config_.host_bytes + disk_bytes) / kSmallBlockBytes, options.blocks_max,
-      std::uint64_t{1} << 26));
-  // Each tenant needs an arena of its own: a small tier has several small ones.
-  options.arena_bytes = std::clamp(config_.host_bytes / 4 / kExtentBytes * kExtentBytes,
-                                   kHostBytesMin, options.arena_bytes);
-  if (config_.gpu_bytes > 0) {
-    options.gpu = stand_in_ != nullptr ? stand_in_.get() : device_.get();
-    options.gpu_bytes = config_.gpu_bytes;
-    options.gpu_arena_bytes = std::clamp(config_.gpu_bytes / 4 / kExtentBytes * kExtentBytes,
-                                         kGpuBytesMin, options.gpu_arena_bytes);
-  }
-  options.eviction_policy = config_.eviction_policy;
+  KVMILL_ASSIGN_OR_RETURN(std::unique_ptr<DiskStore> disk, OpenDisk());
+  TieredStore::Options options = MakeStoreOptions(config_, devices_.gpu());
   if (config_.cluster != "none") {
     held_ = std::make_unique<HeldRuns>(HeldRuns::Options{.tenants = SharedTenantsOf(config_)});
   }
@@ -381,42 +236,60 @@ absl::Status Node::Impl::OpenStore() {
   journal_ = std::make_unique<EventJournal>(EventJournal::Options{});
   observer_ = std::make_unique<WatcherAndObserver>(*journal_, held_.get());
   options.observer = observer_.get();
-  options.prefault_progress = [](std::uint64_t done, std::uint64_t total) {
-    LogInfo(absl::StrCat("host memory: ", done >> 20, " of ", total >> 20, " MiB touched"));
-  };
   KVMILL_ASSIGN_OR_RETURN(const TenantQuotas quotas, ReadTenantQuotas(config_.tenants));
   KVMILL_ASSIGN_OR_RETURN(store_, TieredStore::Create(options, clock_, std::move(disk)));
   KVMILL_RETURN_IF_ERROR(store_->SetQuotas(quotas));
-  KVMILL_RETURN_IF_ERROR(SetWatermarks(config_));
+  KVMILL_RETURN_IF_ERROR(SetWatermarks(config_, *store_));
   journal_->Start(*store_);
   return absl::OkStatus();
 }
 
-absl::Status Node::Impl::SetWatermarks(const Config& config) {
-  KVMILL_RETURN_IF_ERROR(
-      store_->SetWatermarks(Tier::kHost, {config.host_high_watermark, config.host_low_watermark}));
-  return store_->SetWatermarks(Tier::kGpu, {config.gpu_high_watermark, config.gpu_low_watermark});
+void Node::Impl::MakeSessions() {
+  if (Device* const gpu = devices_.gpu(); gpu != nullptr) {
+    device_regions_ = std::make_unique<DeviceRegions>(*gpu, encode_threads_, geteuid());
+  }
+  sessions_ = std::make_unique<SessionTable>(MakeSessionOptions(config_), clock_);
+  session_ticker_ = std::make_unique<Ticker>(kSessionTick, [this] { sessions_->Advance(); });
+}
+
+void Node::Impl::MakeContext(const std::string& boot_id) {
+  context_.reset(
+      new ServiceContext{*store_, *encode_pool_, *io_pool_, clock_, *callers_, *sessions_});
+  context_->boot_id = boot_id;
+  context_->boot_id_hex = absl::BytesToHexString(boot_id);
+  context_->has_cluster = config_.cluster != "none";
+  context_->shared = SharedTenantsOf(config_);
+  context_->device = devices_.device->info().name;
+  context_->data_dir = config_.data_dir;
+  context_->has_other_tiers = !config_.data_dir.empty() || config_.gpu_bytes > 0;
+  context_->reads_gpu_memory = device_regions_ != nullptr;
+  context_->errors = errors_.get();
+  if (encrypted_disk_ != nullptr) {
+    context_->disk_keys = [this] { return encrypted_disk_->key_usage(); };
+  }
+  context_->running_config = &running_;
+  context_->encode_threads = encode_threads_;
+  context_->start_nanos = clock_.MonotonicNanos();
+}
+
+void Node::Impl::MakeServices() {
+  cache_ = std::make_unique<CacheService>(*context_);
+  events_ = std::make_unique<EventsService>(*context_, *journal_);
+  engine_ = std::make_unique<EngineService>(*context_);
+  peer_service_ = std::make_unique<PeerService>(*context_);
+  ticket_service_ = std::make_unique<TicketService>(*context_);
+  sessions_->SetEnded([this](const std::string& session) {
+    ClusterTickets* const tickets = context_->tickets.load(std::memory_order_acquire);
+    if (tickets != nullptr) tickets->SessionEnded(session);
+  });
+  drains_ = std::make_unique<NodeDrains>(*context_, leaving_, NodeIdOf(config_), config_.tls);
 }
 
 absl::Status Node::Impl::StartDataPlane() {
   if (!config_.ucx.empty()) {
-    KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseUcxAddress(config_.ucx));
-    UcxOptions ucx;
-    ucx.listen = {address.ToString()};
-    ucx.only_admitted = true;
-    ucx.rdma = RdmaUseOf(config_);
-    ucx.family = address.is_ipv6() ? AddressFamily::kIpv6 : AddressFamily::kIpv4;
-    DataPlane::Options options;
-    options.plaintext = config_.data_plane_plaintext;
-    // The socket's path keeps daemons of one host apart.
-    std::string host(HOST_NAME_MAX + 1, '\0');
-    static_cast<void>(gethostname(host.data(), host.size() - 1));
-    options.self.id = NodeIdentity::IdOf(
-        config_.node_id.empty() ? absl::StrCat(host.c_str(), config_.socket) : config_.node_id);
-    std::memcpy(&options.self.incarnation, context_->boot_id.data(),
-                sizeof(options.self.incarnation));
+    KVMILL_ASSIGN_OR_RETURN(const UcxOptions ucx, MakeUcxOptions(config_));
     absl::StatusOr<std::unique_ptr<DataPlane>> plane = DataPlane::Start(
-        *context_, options,
+        *context_, MakeDataPlaneOptions(config_, context_->boot_id),
         [&ucx](const TransportOptions& transport) { return MakeUcxTransport(transport, ucx); });
     if (!plane.ok()) {
       return absl::Status(plane.status().code(),
@@ -424,15 +297,7 @@ absl::Status Node::Impl::StartDataPlane() {
     }
     data_plane_ = *std::move(plane);
     context_->data_plane = data_plane_.get();
-    if (config_.gpu_bytes > 0) {
-      LogInfo(absl::StrCat("data plane: blocks on the GPU are sent ",
-                           data_plane_->sends_gpu_memory()
-                               ? "from there"
-                               : "by way of host memory: UCX has no CUDA here, or it encrypts"));
-    }
-    if (config_.data_plane_plaintext) {
-      LogWarning("--data-plane-plaintext: blocks travel unencrypted between hosts");
-    }
+    LogDataPlane(config_, *data_plane_);
   }
   data_ = std::make_unique<DataService>(*context_, data_plane_.get());
   return absl::OkStatus();
@@ -441,30 +306,11 @@ absl::Status Node::Impl::StartDataPlane() {
 absl::Status Node::Impl::StartMainServer() {
   local_admin_ = std::make_unique<AdminService>(*context_, AdminGate(peers_, geteuid()), *drains_,
                                                 [this] { StartDraining(); });
-  grpc::ServerBuilder builder;
-  SetCommonArguments(builder);
-  builder.RegisterService(cache_.get());
-  builder.RegisterService(events_.get());
-  builder.RegisterService(engine_.get());
-  builder.RegisterService(data_.get());
-  builder.RegisterService(peer_service_.get());
-  builder.RegisterService(ticket_service_.get());
-  builder.RegisterService(local_admin_.get());
-  int port = -1;
-  HostPort address;
-  if (!config_.listen.empty()) {
-    KVMILL_ASSIGN_OR_RETURN(address, ParseHostPort(config_.listen));
-    builder.AddListeningPort(config_.listen, tcp_credentials_, &port);
-  }
-  main_server_ = builder.BuildAndStart();
-  if (main_server_ == nullptr || port == 0) {
-    return absl::UnavailableError(
-        absl::StrCat("--listen ", config_.listen, ": cannot listen there"));
-  }
-  if (port > 0) {
-    address.port = static_cast<std::uint16_t>(port);
-    listen_address_ = address.ToString();
-  }
+  KVMILL_ASSIGN_OR_RETURN(
+      main_server_,
+      StartGrpcServer("--listen", config_.listen, tcp_credentials_,
+                      {cache_.get(), events_.get(), engine_.get(), data_.get(), peer_service_.get(),
+                       ticket_service_.get(), local_admin_.get()}));
   return absl::OkStatus();
 }
 
@@ -472,34 +318,17 @@ absl::Status Node::Impl::StartAdminServer() {
   if (config_.admin.empty()) return absl::OkStatus();
   remote_admin_ =
       std::make_unique<AdminService>(*context_, AdminGate(), *drains_, [this] { StartDraining(); });
-  KVMILL_ASSIGN_OR_RETURN(HostPort address, ParseHostPort(config_.admin));
-  grpc::ServerBuilder builder;
-  SetCommonArguments(builder);
-  builder.RegisterService(remote_admin_.get());
-  int port = -1;
-  builder.AddListeningPort(config_.admin, tcp_credentials_, &port);
-  admin_server_ = builder.BuildAndStart();
-  if (admin_server_ == nullptr || port <= 0) {
-    return absl::UnavailableError(absl::StrCat("--admin ", config_.admin, ": cannot listen there"));
-  }
-  address.port = static_cast<std::uint16_t>(port);
-  admin_address_ = address.ToString();
+  KVMILL_ASSIGN_OR_RETURN(admin_server_, StartGrpcServer("--admin", config_.admin, tcp_credentials_,
+                                                         {remote_admin_.get()}));
   return absl::OkStatus();
 }
 
 absl::Status Node::Impl::StartHttp() {
   if (config_.metrics.empty()) return absl::OkStatus();
   KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(config_.metrics));
-  metrics_ = std::make_unique<Metrics>(
-      *context_, journal_.get(), static_cast<double>(clock_.UnixMillis()) / 1000.0, [this] {
-        std::vector<Metrics::CertificateEnd> ends;
-        const std::int64_t node_end = ShownCertificateEndSeconds(config_.tls);
-        if (node_end != 0) ends.push_back({"node", node_end});
-        const std::int64_t etcd_end =
-            config_.cluster == "none" ? 0 : ShownCertificateEndSeconds(EtcdTlsOf(config_));
-        if (etcd_end != 0) ends.push_back({"etcd", etcd_end});
-        return ends;
-      });
+  metrics_ = std::make_unique<Metrics>(*context_, journal_.get(),
+                                       static_cast<double>(clock_.UnixMillis()) / 1000.0,
+                                       [this] { return CertificateEndsOf(config_); });
   KVMILL_ASSIGN_OR_RETURN(
       http_,
       HttpServer::Start(address, {[this](const HttpServer::Asker& asker) { return Scrape(asker); },
@@ -523,45 +352,19 @@ absl::Status Node::Impl::StartPublisher() {
 
 void Node::Impl::StartDoor() {
   door_memory_ = std::make_unique<DoorMemory>(*store_, *sessions_, device_regions_.get(),
-                                              device_->info().name, geteuid());
-  LocalDoor::Handlers handlers;
-  handlers.entered = [this](DoorClientId client) { sessions_->ClientEntered(client); };
-  handlers.left = [this](DoorClientId client) {
-    sessions_->ClientLeft(client);
-    if (data_plane_ != nullptr) data_plane_->CallerLeft(client);
-  };
-  handlers.arena = [this](DoorClientId client, const DoorArenaRequest& request) {
-    return door_memory_->ArenaFor(client, request);
-  };
-  handlers.region = [this](const DoorPeer& peer, const DoorRegion& region, int fd) {
-    return door_memory_->TakeRegion(peer, region, fd);
-  };
-  handlers.device_region = [this](const DoorPeer& peer, const DoorDeviceRegion& region) {
-    return door_memory_->TakeDeviceRegion(peer, region);
-  };
-  door_->Start(std::move(handlers));
+                                              devices_.device->info().name, geteuid());
+  door_->Start(MakeDoorHandlers(*sessions_, *door_memory_, data_plane_.get()));
 }
 
 absl::Status Node::Impl::StartCluster() {
   if (config_.cluster == "none") return absl::OkStatus();
   KVMILL_ASSIGN_OR_RETURN(const EtcdOptions etcd, MakeEtcdOptions(config_));
-  ClusterNode::Options options;
-  KVMILL_ASSIGN_OR_RETURN(options.membership,
-                          MakeMembershipOptions(config_, listen_address_, admin_address_,
-                                                context_->boot_id, listener_->holder()));
-  options.clients.data_plane_plaintext = config_.data_plane_plaintext;
-  options.clients.rdma = RdmaUseOf(config_);
-  options.clients.tls = config_.tls;
-  options.blocks.peer_nanos = absl::ToInt64Nanoseconds(config_.peer_timeout);
-  options.blocks.copies = config_.copies;
-  options.blocks.replication.bytes_per_second = config_.replication_rate;
-  options.blocks.replication.ramp_nanos = kReplicationRamp.count();
+  ClusterNode::Options options = MakeClusterNodeOptions(config_);
+  KVMILL_ASSIGN_OR_RETURN(
+      options.membership,
+      MakeMembershipOptions(config_, main_server_.address, admin_server_.address, context_->boot_id,
+                            listener_->holder()));
   options.blocks.held = held_.get();
-  options.blocks.shared = context_->shared;
-  options.tickets.held_bytes_max =
-      static_cast<std::uint64_t>(kHeldShareMax * static_cast<double>(config_.host_bytes));
-  options.tickets.copied_bytes_max =
-      static_cast<std::uint64_t>(kCopiedShareMax * static_cast<double>(config_.host_bytes));
   KVMILL_ASSIGN_OR_RETURN(
       cluster_, ClusterNode::Start(clock_, *store_, std::move(options), [&etcd](Loop& loop) {
         return EtcdRegistry::Create(etcd, loop);
@@ -578,26 +381,18 @@ absl::Status Node::Impl::StartCluster() {
 }
 
 std::string Node::Impl::ReadyLine() const {
-  const auto text_or_null = [](const std::string& text) {
-    return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
-  };
-  const nlohmann::ordered_json line = {
-      {"ready", true},
-      {"version", kSoftwareVersion},
-      {"boot_id", context_->boot_id_hex},
-      {"device", context_->device},
-      {"socket", config_.socket},
-      {"listen", text_or_null(listen_address_)},
-      {"admin", text_or_null(admin_address_)},
-      {"tls", config_.tls.enabled()},
-      {"events", text_or_null(publisher_ == nullptr ? "" : publisher_->address())},
-      {"events_replay", text_or_null(publisher_ == nullptr ? "" : publisher_->replay_address())},
-      {"metrics", text_or_null(http_ == nullptr ? "" : http_->address().ToString())},
-      {"ucx", text_or_null(data_plane_ == nullptr ? "" : data_plane_->addresses().front())},
-      {"data_dir", text_or_null(config_.data_dir)},
-  };
-  // Paths may be any bytes; JSON is UTF-8.
-  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  ReadyFacts facts;
+  facts.boot_id_hex = context_->boot_id_hex;
+  facts.device = context_->device;
+  facts.listen = main_server_.address;
+  facts.admin = admin_server_.address;
+  if (publisher_ != nullptr) {
+    facts.events = publisher_->address();
+    facts.events_replay = publisher_->replay_address();
+  }
+  if (http_ != nullptr) facts.metrics = http_->address().ToString();
+  if (data_plane_ != nullptr) facts.ucx = data_plane_->addresses().front();
+  return FormatReadyLine(config_, facts);
 }
 
 absl::Status Node::Impl::Reload(const Config& config, Identities identities,
@@ -605,13 +400,9 @@ absl::Status Node::Impl::Reload(const Config& config, Identities identities,
   MutexLock lock(reload_mu_);
   if (drained_) return absl::CancelledError("the daemon drains");
   KVMILL_RETURN_IF_ERROR(store_->SetQuotas(quotas));
-  KVMILL_RETURN_IF_ERROR(SetWatermarks(config));
+  KVMILL_RETURN_IF_ERROR(SetWatermarks(config, *store_));
   WarnIfNobodyIsNamed(config, identities);
-  if (config_.tls.enabled() && config_.tenants.empty() && identities.has_tokens()) {
-    LogWarning(absl::StrCat("--tenants ", config.tenants,
-                            " has tokens: without a certificate they "
-                            "let nobody in before another start, this one had no --tenants"));
-  }
+  WarnOfUselessTokens(config_, config, identities);
   const std::set<std::string> revoked = callers_->identities()->LostBy(identities);
   callers_->SetIdentities(std::move(identities));
   // Their calls do not say each time who they are.
@@ -633,11 +424,8 @@ void Node::Impl::StartDraining() {
   if (started_) LogInfo("draining: stores are refused from now on");
   if (ClusterNode* cluster = context_->cluster.load()) cluster->SetDraining();
   sessions_->Drain();
-  for (grpc::Server* server : {main_server_.get(), admin_server_.get()}) {
-    if (server != nullptr && server->GetHealthCheckService() != nullptr) {
-      server->GetHealthCheckService()->SetServingStatus(false);
-    }
-  }
+  main_server_.SetNotServing();
+  admin_server_.SetNotServing();
 }
 
 // While this node still answers: those that take blocks over fetch them here.
@@ -681,11 +469,11 @@ absl::Status Node::Impl::Drain() {
   publisher_.reset();
   if (sessions_ != nullptr) sessions_->Stop(absl::UnavailableError("the daemon stops"));
   // Calls in flight finish, or are cancelled at the deadline. No call, no task: then the pools.
-  for (grpc::Server* server : {main_server_.get(), admin_server_.get()}) {
+  for (grpc::Server* server : {main_server_.server.get(), admin_server_.server.get()}) {
     if (server != nullptr) server->Shutdown(deadline);
   }
-  main_server_.reset();
-  admin_server_.reset();
+  main_server_.server.reset();
+  admin_server_.server.reset();
   if (cluster_ != nullptr) {
     const absl::Status left = cluster_->Leave(kLeaveMax);
     if (!left.ok()) {
@@ -737,8 +525,8 @@ void Node::Impl::StopStore() {
         static_cast<void>(journal_.release());
         static_cast<void>(held_.release());
         static_cast<void>(errors_.release());
-        static_cast<void>(device_.release());
-        static_cast<void>(stand_in_.release());
+        static_cast<void>(devices_.device.release());
+        static_cast<void>(devices_.stand_in.release());
         return;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
