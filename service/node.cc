@@ -7,50 +7,46 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/door_protocol.h"
-#include "client/server_address.h"
 #include "client/transport/ucx_transport.h"
-#include "service/admin_service.h"
-#include "service/cache_service.h"
 #include "service/cluster_config.h"
 #include "service/cluster_node.h"
 #include "service/data_plane.h"
 #include "service/data_plane_config.h"
-#include "service/data_service.h"
 #include "service/device_regions.h"
 #include "service/disk_config.h"
 #include "service/door_handlers.h"
 #include "service/door_memory.h"
-#include "service/engine_service.h"
+#include "service/drain_handover.h"
 #include "service/etcd/etcd_registry.h"
 #include "service/event_journal.h"
 #include "service/event_publisher.h"
 #include "service/events_config.h"
-#include "service/events_service.h"
 #include "service/grpc_servers.h"
+#include "service/grpc_services.h"
 #include "service/held_runs.h"
-#include "service/http_server.h"
 #include "service/listeners.h"
 #include "service/local_door.h"
 #include "service/local_peers.h"
-#include "service/metrics.h"
-#include "service/metrics_names.h"
 #include "service/node_devices.h"
 #include "service/node_drains.h"
-#include "service/peer_service.h"
+#include "service/node_http.h"
 #include "service/ready_line.h"
 #include "service/service_context.h"
 #include "service/session_table.h"
 #include "service/store_config.h"
 #include "service/tenant_quotas.h"
 #include "service/ticker.h"
-#include "service/ticket_service.h"
 #include "service/tls_config.h"
 #include "service/unix_listener.h"
 #include "storage/block_watcher.h"
@@ -71,10 +67,6 @@ constexpr std::size_t kIoThreads = 4;
 constexpr std::chrono::milliseconds kSessionTick{50};
 // How long slices that gRPC still holds may keep the store from being destroyed.
 constexpr std::chrono::seconds kPinnedWaitMax{5};
-// Of --drain-timeout, for blocks that only this node has; calls in flight get the rest, at least.
-constexpr double kHandOverShare = 0.75;
-// And until calls do without what peers have not sent: they get the rest to pass on what came.
-constexpr double kWaitForPeersShare = 0.9;
 // For etcd to take this node out; its lease ends anyway.
 constexpr std::chrono::milliseconds kLeaveMax{2000};
 
@@ -104,18 +96,13 @@ class Node::Impl {
   absl::Status OpenStore();
   void MakeSessions();
   void MakeContext(const std::string& boot_id);
-  void MakeServices();
   absl::Status StartDataPlane();
-  absl::Status StartMainServer();
-  absl::Status StartAdminServer();
+  absl::Status StartServers();
   absl::Status StartHttp();
-  absl::StatusOr<std::string> Scrape(const HttpServer::Asker& asker) const;
   absl::Status StartPublisher();
-  absl::Status StartCluster();
   void StartDoor();
+  absl::Status StartCluster();
   void StartDraining();
-  void HandOver(std::chrono::system_clock::time_point deadline);
-  bool Ready() const { return !context_->draining.load(std::memory_order_relaxed); }
   void StopStore();
 
   const RunningConfig& running_;
@@ -150,21 +137,13 @@ class Node::Impl {
   LocalPeers peers_;
   std::shared_ptr<grpc::ServerCredentials> tcp_credentials_;  // Of --listen and --admin.
   std::unique_ptr<Callers> callers_;
-  std::unique_ptr<CacheService> cache_;
-  std::unique_ptr<EventsService> events_;
   std::unique_ptr<EventPublisher> publisher_;  // Null without --events.
-  std::unique_ptr<EngineService> engine_;
-  std::unique_ptr<DataPlane> data_plane_;  // Null without --ucx.
-  std::unique_ptr<DataService> data_;
-  std::unique_ptr<PeerService> peer_service_;
-  std::unique_ptr<TicketService> ticket_service_;
+  std::unique_ptr<DataPlane> data_plane_;      // Null without --ucx.
   std::unique_ptr<NodeDrains> drains_;
-  std::unique_ptr<AdminService> local_admin_;
-  std::unique_ptr<AdminService> remote_admin_;
+  std::unique_ptr<GrpcServices> services_;
   GrpcServer main_server_;
-  GrpcServer admin_server_;  // Empty without --admin.
-  std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<HttpServer> http_;
+  GrpcServer admin_server_;               // Empty without --admin.
+  std::unique_ptr<NodeHttp> http_;        // Null without --metrics.
   std::unique_ptr<ClusterNode> cluster_;  // Null without --cluster.
 };
 
@@ -191,11 +170,8 @@ absl::Status Node::Impl::Start() {
   io_pool_ = std::make_unique<WorkerPool>(kIoThreads, "io");
   MakeSessions();
   MakeContext(boot_id);
-  MakeServices();
-  EnableHealthAndReflection();
   KVMILL_RETURN_IF_ERROR(StartDataPlane());
-  KVMILL_RETURN_IF_ERROR(StartMainServer());
-  KVMILL_RETURN_IF_ERROR(StartAdminServer());
+  KVMILL_RETURN_IF_ERROR(StartServers());
   KVMILL_RETURN_IF_ERROR(StartHttp());
   KVMILL_RETURN_IF_ERROR(StartPublisher());
   StartDoor();
@@ -270,77 +246,45 @@ void Node::Impl::MakeContext(const std::string& boot_id) {
   context_->running_config = &running_;
   context_->encode_threads = encode_threads_;
   context_->start_nanos = clock_.MonotonicNanos();
-}
-
-void Node::Impl::MakeServices() {
-  cache_ = std::make_unique<CacheService>(*context_);
-  events_ = std::make_unique<EventsService>(*context_, *journal_);
-  engine_ = std::make_unique<EngineService>(*context_);
-  peer_service_ = std::make_unique<PeerService>(*context_);
-  ticket_service_ = std::make_unique<TicketService>(*context_);
   sessions_->SetEnded([this](const std::string& session) {
     ClusterTickets* const tickets = context_->tickets.load(std::memory_order_acquire);
     if (tickets != nullptr) tickets->SessionEnded(session);
   });
-  drains_ = std::make_unique<NodeDrains>(*context_, leaving_, NodeIdOf(config_), config_.tls);
 }
 
 absl::Status Node::Impl::StartDataPlane() {
-  if (!config_.ucx.empty()) {
-    KVMILL_ASSIGN_OR_RETURN(const UcxOptions ucx, MakeUcxOptions(config_));
-    absl::StatusOr<std::unique_ptr<DataPlane>> plane = DataPlane::Start(
-        *context_, MakeDataPlaneOptions(config_, context_->boot_id),
-        [&ucx](const TransportOptions& transport) { return MakeUcxTransport(transport, ucx); });
-    if (!plane.ok()) {
-      return absl::Status(plane.status().code(),
-                          absl::StrCat("--ucx ", config_.ucx, ": ", plane.status().message()));
-    }
-    data_plane_ = *std::move(plane);
-    context_->data_plane = data_plane_.get();
-    LogDataPlane(config_, *data_plane_);
+  if (config_.ucx.empty()) return absl::OkStatus();
+  KVMILL_ASSIGN_OR_RETURN(const UcxOptions ucx, MakeUcxOptions(config_));
+  absl::StatusOr<std::unique_ptr<DataPlane>> plane = DataPlane::Start(
+      *context_, MakeDataPlaneOptions(config_, context_->boot_id),
+      [&ucx](const TransportOptions& transport) { return MakeUcxTransport(transport, ucx); });
+  if (!plane.ok()) {
+    return absl::Status(plane.status().code(),
+                        absl::StrCat("--ucx ", config_.ucx, ": ", plane.status().message()));
   }
-  data_ = std::make_unique<DataService>(*context_, data_plane_.get());
+  data_plane_ = *std::move(plane);
+  context_->data_plane = data_plane_.get();
+  LogDataPlane(config_, *data_plane_);
   return absl::OkStatus();
 }
 
-absl::Status Node::Impl::StartMainServer() {
-  local_admin_ = std::make_unique<AdminService>(*context_, AdminGate(peers_, geteuid()), *drains_,
-                                                [this] { StartDraining(); });
-  KVMILL_ASSIGN_OR_RETURN(
-      main_server_,
-      StartGrpcServer("--listen", config_.listen, tcp_credentials_,
-                      {cache_.get(), events_.get(), engine_.get(), data_.get(), peer_service_.get(),
-                       ticket_service_.get(), local_admin_.get()}));
-  return absl::OkStatus();
-}
-
-absl::Status Node::Impl::StartAdminServer() {
+absl::Status Node::Impl::StartServers() {
+  drains_ = std::make_unique<NodeDrains>(*context_, leaving_, NodeIdOf(config_), config_.tls);
+  services_ = std::make_unique<GrpcServices>(*context_, *journal_, data_plane_.get(), *drains_,
+                                             peers_, geteuid(), [this] { StartDraining(); });
+  EnableHealthAndReflection();
+  KVMILL_ASSIGN_OR_RETURN(main_server_, StartGrpcServer("--listen", config_.listen,
+                                                        tcp_credentials_, services_->main()));
   if (config_.admin.empty()) return absl::OkStatus();
-  remote_admin_ =
-      std::make_unique<AdminService>(*context_, AdminGate(), *drains_, [this] { StartDraining(); });
   KVMILL_ASSIGN_OR_RETURN(admin_server_, StartGrpcServer("--admin", config_.admin, tcp_credentials_,
-                                                         {remote_admin_.get()}));
+                                                         services_->admin()));
   return absl::OkStatus();
 }
 
 absl::Status Node::Impl::StartHttp() {
   if (config_.metrics.empty()) return absl::OkStatus();
-  KVMILL_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(config_.metrics));
-  metrics_ = std::make_unique<Metrics>(*context_, journal_.get(),
-                                       static_cast<double>(clock_.UnixMillis()) / 1000.0,
-                                       [this] { return CertificateEndsOf(config_); });
-  KVMILL_ASSIGN_OR_RETURN(
-      http_,
-      HttpServer::Start(address, {[this](const HttpServer::Asker& asker) { return Scrape(asker); },
-                                  [this] { return Ready(); }}));
+  KVMILL_ASSIGN_OR_RETURN(http_, NodeHttp::Start(config_, *context_, *journal_));
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> Node::Impl::Scrape(const HttpServer::Asker& asker) const {
-  const absl::StatusOr<NamespaceNames> names = NamesFor(asker, *callers_->identities());
-  if (names.ok()) return metrics_->Serialize(*names);
-  LogInfo(absl::StrCat("a scrape is refused: ", names.status().message()), {{"peer", asker.host}});
-  return names.status();
 }
 
 absl::Status Node::Impl::StartPublisher() {
@@ -428,26 +372,6 @@ void Node::Impl::StartDraining() {
   admin_server_.SetNotServing();
 }
 
-// While this node still answers: those that take blocks over fetch them here.
-void Node::Impl::HandOver(std::chrono::system_clock::time_point deadline) {
-  const std::chrono::nanoseconds left = deadline - std::chrono::system_clock::now();
-  const auto share = [left](double of) {
-    return static_cast<std::int64_t>(of * static_cast<double>(left.count()));
-  };
-  cluster_->blocks().EndWaiting(clock_.MonotonicNanos() + share(kWaitForPeersShare));
-  const Handover::Report report = cluster_->blocks().HandOver(share(kHandOverShare));
-  leaving_.HandedOver(report.blocks, report.blocks_left);
-  const std::string line = absl::StrCat("drain: ", report.blocks, " blocks are on other nodes, ",
-                                        report.blocks_left, " are not");
-  if (report.blocks_left == 0) {
-    LogInfo(line);
-  } else {
-    LogWarning(absl::StrCat(line, config_.data_dir.empty()
-                                      ? " and may be lost"
-                                      : " and are missed until this one is back"));
-  }
-}
-
 absl::Status Node::Impl::Drain() {
   absl::Duration timeout;
   {
@@ -458,7 +382,8 @@ absl::Status Node::Impl::Drain() {
   const auto deadline = std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout);
   if (context_ != nullptr) StartDraining();
   if (cluster_ != nullptr) {
-    HandOver(deadline);
+    HandOver(cluster_->blocks(), clock_, deadline, /*has_disk=*/!config_.data_dir.empty(),
+             leaving_);
     cluster_->tickets().Stop();
   } else {
     leaving_.HandedOver(0, 0);

@@ -1,0 +1,38 @@
+#include "service/drain_handover.h"
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "storage/core/log.h"
+
+namespace kvmill {
+namespace {
+
+// Of --drain-timeout, for blocks that only this node has; calls in flight get the rest, at least.
+constexpr double kHandOverShare = 0.75;
+// And until calls do without what peers have not sent: they get the rest to pass on what came.
+constexpr double kWaitForPeersShare = 0.9;
+
+}  // namespace
+
+void HandOver(ClusterBlocks& blocks, const Clock& clock,
+              std::chrono::system_clock::time_point deadline, bool has_disk, Leaving& leaving) {
+  const std::chrono::nanoseconds left = deadline - std::chrono::system_clock::now();
+  const auto share = [left](double of) {
+    return static_cast<std::int64_t>(of * static_cast<double>(left.count()));
+  };
+  blocks.EndWaiting(clock.MonotonicNanos() + share(kWaitForPeersShare));
+  const Handover::Report report = blocks.HandOver(share(kHandOverShare));
+  leaving.HandedOver(report.blocks, report.blocks_left);
+  const std::string line = absl::StrCat("drain: ", report.blocks, " blocks are on other nodes, ",
+                                        report.blocks_left, " are not");
+  if (report.blocks_left == 0) {
+    LogInfo(line);
+  } else {
+    LogWarning(absl::StrCat(
+        line, has_disk ? " and are missed until this one is back" : " and may be lost"));
+  }
+}
+
+}  // namespace kvmill
