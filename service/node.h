@@ -1,4 +1,6 @@
-// The daemon, wired: the only place that names concrete classes; owns the order of start and drain.
+// The daemon, wired: the only place that makes concrete stores, transports and registries; owns the
+// order of start and drain. What the options mean for each part is decided beside it
+// (docs/architecture.md).
 #ifndef KVMILL_SERVICE_NODE_H_
 #define KVMILL_SERVICE_NODE_H_
 
