@@ -64,6 +64,14 @@ def blocks(name, count, seed=0, first=0):
             for i in range(first, first + count)]
 
 
+def small_namespace(name):
+    return kvmill.NamespaceSpec(groups=[kvmill.LayerGroup(range(LAYERS), HEADS, HEAD_DIM)], model=name, block_tokens=TOKENS)
+
+
+def families_of_kvmilld():
+    return exposition.families_of(os.path.join(cli_support.BIN_DIR, "kvmilld"), check_docs.table_rows, check_docs.names_in)
+
+
 def geometry(region):
     """Of pages of PAGE_TOKENS tokens in shared memory, for one block."""
     page = 2 * PAGE_TOKENS * HEADS * HEAD_DIM
@@ -89,8 +97,7 @@ class Case(unittest.TestCase):
         self.daemon = Daemon(*self.flags)
         self.addCleanup(self.daemon.remove)
         self.addCleanup(self.daemon.stop)
-        self.families = exposition.families_of(os.path.join(cli_support.BIN_DIR, "kvmilld"), check_docs.table_rows,
-                                               check_docs.names_in)
+        self.families = families_of_kvmilld()
         self.connect()
 
     def connect(self):
@@ -194,8 +201,7 @@ class Case(unittest.TestCase):
     # --- What the model knows of each thing that happens. ---
     def opened(self, name):
         self.has_namespace = True
-        return self.client.open_namespace(name, kvmill.NamespaceSpec(
-            groups=[kvmill.LayerGroup(range(LAYERS), HEADS, HEAD_DIM)], model=name, block_tokens=TOKENS))
+        return self.client.open_namespace(name, small_namespace(name))
 
     def stored(self, count, raw_bytes, stored_bytes, raw=0, namespace="n"):
         """New blocks are in memory and on disk."""
