@@ -81,9 +81,10 @@ class Chromium:
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def press(self, key):
-        code = {"Tab": 9, "ArrowDown": 40}[key]
-        for kind in ("rawKeyDown", "keyUp"):
-            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+        code = {"Tab": 9, "Enter": 13, "ArrowDown": 40}[key]
+        text = {"text": "\r"} if key == "Enter" else {}
+        self.ask("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", key=key, code=key, windowsVirtualKeyCode=code, **text)
+        self.ask("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
 
     def type(self, text):
         self.ask("Input.insertText", text=text)
@@ -94,7 +95,10 @@ class Chromium:
 
     def requested(self):
         """Addresses of all requests so far."""
-        return [event["params"]["request"]["url"] for event in self.events if event.get("method") == "Network.requestWillBeSent"]
+        return [request["url"] for request in self.requests()]
+
+    def requests(self):
+        return [event["params"]["request"] for event in self.events if event.get("method") == "Network.requestWillBeSent"]
 
     def complaints(self):
         """What went to the console, and exceptions."""

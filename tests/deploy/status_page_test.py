@@ -5,11 +5,14 @@ nobody but the daemon (ctest `status_page_test`). Screenshots are left in --out.
 status_page_test.py --bin-dir DIR --source-dir DIR --chromium PROGRAM --out DIR, with PYTHONPATH=BUILD/python.
 """
 import argparse
+import hashlib
 import http.server
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
 import unittest
 import urllib.request
@@ -19,7 +22,8 @@ import numpy as np
 import kvmill
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path += [HERE, os.path.join(HERE, "..", "client", "cli")]
+sys.path += [HERE, os.path.join(HERE, ".."), os.path.join(HERE, "..", "client", "cli")]
+import certificates  # noqa: E402  # pylint: disable=wrong-import-position
 import cli_support  # noqa: E402  # pylint: disable=wrong-import-position
 import exposition  # noqa: E402  # pylint: disable=wrong-import-position
 from chromium import Chromium  # noqa: E402  # pylint: disable=wrong-import-position
@@ -139,9 +143,93 @@ class StatusPageTest(unittest.TestCase):
         self.chromium.wait("document.querySelectorAll('#namespaces tr').length > 1")
         self.assertEqual([(row[0], row[2]) for row in self.table("namespaces")],
                          [("large", "5"), ("middle", "3"), ("other namespaces", "2")])
+        self.leave()
+
+    def leave(self):
+        """The page, which would ask on; what was asked is forgotten."""
         self.chromium.ask("Page.navigate", url="about:blank")
         self.chromium.wait("location.href === 'about:blank'")
         self.chromium.events.clear()
+
+    def daemon_with_tokens(self, tokens):
+        """Whose names are for a token: {tenant: (token, rights)}."""
+        folder = tempfile.mkdtemp(prefix="kvmill-status-page-")
+        self.addCleanup(shutil.rmtree, folder)
+        authority = certificates.Authority(folder)
+        authority.issue("node", "IP:127.0.0.1")
+        with open(os.path.join(folder, "tenants.yaml"), "w", encoding="utf-8") as file:
+            json.dump({"tenants": {tenant: {"tokens": ["sha256:" + hashlib.sha256(token.encode()).hexdigest()], **rights}
+                                   for tenant, (token, rights) in tokens.items()}}, file)
+        daemon = cli_support.Daemon("--metrics", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--tls-cert", authority.path("node.pem"),
+                                    "--tls-key", authority.path("node.key"), "--tls-ca", authority.ca, "--tenants", file.name)
+        self.addCleanup(daemon.remove)
+        self.addCleanup(daemon.stop)
+        zeros = [(np.zeros((TOKENS, HEADS, HEAD_DIM), np.float16),) * 2] * LAYERS
+        with kvmill.Client(daemon.server, timeout=60) as client:
+            ns = client.open_namespace("secret-model", kvmill.NamespaceSpec(
+                groups=[kvmill.LayerGroup(range(LAYERS), HEADS, HEAD_DIM)], model="m", block_tokens=TOKENS))
+            client.store(ns, [kvmill.Block(b"a block", zeros)])
+        return daemon
+
+    def press_tab_until(self, element):
+        for _ in range(30):
+            self.chromium.press("Tab")
+            if self.chromium.run("document.activeElement.id") == element:
+                return
+        self.fail(f"{element} is not reached with Tab")
+
+    def token_state(self):
+        return self.chromium.run("document.getElementById('token-state').textContent")
+
+    def test_a_token_shows_names_and_stays_in_the_tab(self):
+        daemon = self.daemon_with_tokens({"watchers": ("watch-token", {"metrics": True}), "team": ("team-token", {})})
+        url = f"http://{daemon.ready['metrics']}/"
+        shows = "document.querySelector('#namespaces td')?.textContent === "
+        self.chromium.open(url, 360, 740, mobile=True)
+        self.chromium.wait(shows + "'all namespaces'")
+        self.assertTrue(self.chromium.run("document.getElementById('forget').hidden"))
+
+        # Of nobody, and of a tenant that may not: said once, and the page goes on without.
+        for wrong, why in (("guess", "not one that --tenants of this daemon has"), ("team-token", 'tenant "team"')):
+            self.press_tab_until("token")
+            self.chromium.type(wrong)
+            self.chromium.press("Enter")
+            self.chromium.wait("document.getElementById('token-state').textContent.startsWith('Refused: ')")
+            self.assertIn(why, self.token_state())
+            self.chromium.wait("document.getElementById('state').textContent === 'serving'")
+            self.assertEqual(self.chromium.run("[sessionStorage.length, document.getElementById('token').value]"), [0, ""])
+        self.press_tab_until("token")
+        self.chromium.type("two words")
+        self.chromium.press("Enter")
+        self.chromium.wait("document.getElementById('token-state').textContent === 'A token has no such characters.'")
+
+        self.press_tab_until("token")
+        self.chromium.type("watch-token")
+        self.chromium.press("Enter")
+        self.chromium.wait(shows + "'secret-model'")
+        self.assertEqual(self.chromium.run("document.documentElement.scrollWidth"), 360)
+        self.chromium.screenshot(os.path.join(OUT, "status_page_token.png"))
+        self.chromium.run("location.reload()")
+        self.chromium.wait("document.readyState === 'complete' && " + shows + "'secret-model'")
+        self.assertEqual(self.chromium.run("[{...sessionStorage}, localStorage.length, document.cookie, location.href, "
+                                           "document.getElementById('token').value, document.documentElement.outerHTML.includes('watch-token')]"),
+                         [{"kvmill-token": "watch-token"}, 0, "", url, "", False])
+
+        self.press_tab_until("forget")
+        self.chromium.press("Enter")
+        self.chromium.wait(shows + "'all namespaces'")
+        self.assertEqual(self.chromium.run("[sessionStorage.length, document.activeElement.id]"), [0, "token"])
+        sent = [request["headers"].get("Authorization") for request in self.chromium.requests() if request["url"] == url + "metrics"]
+        self.assertEqual([sent.count("Bearer " + token) for token in ("guess", "team-token")], [1, 1])
+        self.assertEqual(set(sent), {None, "Bearer guess", "Bearer team-token", "Bearer watch-token"})
+        self.assertEqual([request["url"] for request in self.chromium.requests() if "token" in request["url"] or "guess" in request["url"]
+                          or not request["url"].startswith((url, "about:blank"))], [])
+        self.leave()
+        with open(os.path.join(daemon.folder, "log"), encoding="utf-8") as file:
+            log = file.read()
+        self.assertEqual(log.count("a scrape is refused"), 2, log)
+        for token in ("watch-token", "team-token", "guess"):
+            self.assertNotIn(token, log)
 
     def answer_with(self, metrics):
         """The page from a server that answers so; its address."""
@@ -182,9 +270,7 @@ class StatusPageTest(unittest.TestCase):
         self.assertEqual(self.chromium.run("document.getElementById('members').textContent"),
                          "3 nodes serve, 1 drain; that may be out of date.")
         self.assertEqual(self.chromium.complaints(), [])
-        self.chromium.ask("Page.navigate", url="about:blank")
-        self.chromium.wait("location.href === 'about:blank'")
-        self.chromium.events.clear()
+        self.leave()
 
     def test_it_says_when_nobody_answers(self):
         daemon = cli_support.Daemon("--metrics", "127.0.0.1:0")
@@ -194,9 +280,7 @@ class StatusPageTest(unittest.TestCase):
         self.chromium.wait("document.getElementById('state').textContent === 'serving'")
         daemon.stop()
         self.chromium.wait("document.getElementById('state').textContent === 'no answer'")
-        self.chromium.ask("Page.navigate", url="about:blank")  # It would ask on.
-        self.chromium.wait("location.href === 'about:blank'")
-        self.chromium.events.clear()  # Failed requests are no fault of the page's here.
+        self.leave()  # Failed requests are no fault of the page's here.
 
     server = None
 
