@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""What metrics cost a daemon: time of a scrape with many namespaces, and processor time of stores and fetches with the
-sampling of errors and without. Two daemons take turns in one run; medians of rounds.
+"""What a daemon pays for being watched and for sharing. Daemons take turns in one run; medians of rounds.
 
-PYTHONPATH=build/release/python tests/bench/metrics_bench.py --bin-dir build/release/bin --source-dir .
+--of metrics: time of a scrape with many namespaces, and processor time of stores and fetches with the sampling of errors and
+without. --of limits: stores into full memory, with a disk tier, with quotas and watermarks and without.
+
+PYTHONPATH=build/release/python tests/bench/metrics_bench.py --bin-dir build/release/bin --source-dir . --of limits
 """
 import argparse
+import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 import urllib.request
 
@@ -98,17 +102,87 @@ def costs(rounds, per_scrape):
             daemon.remove()
 
 
+LIMITS_HOST_BYTES = 64 << 20
+OFF = ("--host-high-watermark", "100")
+# name: (flags, quota). A quota that is never met counts, and has orders of its own; one that is full makes room for each store.
+LIMITS = {"neither": (OFF, None), "quotas": (OFF, {"soft": LIMITS_HOST_BYTES // 2, "hard": 1 << 40}), "watermarks": ((), None),
+          "both": ((), {"soft": LIMITS_HOST_BYTES // 2, "hard": 1 << 40}),
+          "full quota": (OFF, {"hard": LIMITS_HOST_BYTES // 2})}
+# (layers, heads, head_dim, tokens), blocks of a round. The smallest block, of which accounting is the most, and one as of a model.
+LIMITS_BLOCKS = {"small blocks": ((1, 1, 64, 64), 1000), "large blocks": ((8, 8, 128, 128), 24)}
+
+
+def spread(values, unit="", scale=1.0):
+    values = sorted(values)
+    return f"{statistics.median(values) * scale:.3f}{unit} ({values[0] * scale:.3f}-{values[-1] * scale:.3f})"
+
+
+def limits_of(what, shape, count, rounds):
+    layers, heads, dim, tokens = shape
+    daemons, clients, spaces, times = {}, {}, {}, {name: [] for name in LIMITS}
+    with tempfile.TemporaryDirectory(prefix="kvmill-bench-") as folder:
+        try:
+            for name, (flags, quota) in LIMITS.items():
+                if quota is not None:
+                    path = os.path.join(folder, name)
+                    with open(path, "w", encoding="utf-8") as file:
+                        json.dump({"tenants": {"default": {"quota": quota}}}, file)
+                    flags = (*flags, "--tenants", path)
+                daemons[name] = cli_support.Daemon("--host-bytes", str(LIMITS_HOST_BYTES), "--disk-bytes", "1GiB", *flags)
+                clients[name] = kvmill.Client(daemons[name].server, timeout=60)
+                spaces[name] = clients[name].open_namespace("n", spec("n", layers, heads, dim, tokens))
+            record = spaces["neither"].record_bytes(0)
+            # Encoded by the client beforehand, as far as the daemon knows: what is measured is the store.
+            values = [tuple(np.random.default_rng(i).standard_normal((tokens, heads, dim)).astype(np.float16) for _ in "kv") for i in range(layers)]
+            clients["neither"].store(spaces["neither"], [kvmill.Block(b"sample", values)])
+            sample = [bytearray(heads * record) for _ in range(layers)]
+            assert clients["neither"].fetch_records(spaces["neither"], [b"sample"], [sample]).blocks[0].hit
+            to_fill = -(-LIMITS_HOST_BYTES * 5 // 4 // (count * layers * heads * record))  # Rounds until memory is full.
+            for i in range(to_fill + rounds):
+                order = list(LIMITS)
+                for name in order[i % len(order):] + order[:i % len(order)]:
+                    blocks = [kvmill.Block(b"block %05d %05d" % (i, j), sample) for j in range(count)]
+                    processor, begin = processor_seconds(daemons[name]), time.perf_counter()
+                    stored = clients[name].store(spaces[name], blocks)
+                    seconds = time.perf_counter() - begin
+                    clients[name].flush()  # So that none works while another one is measured.
+                    bad = [block.error for block in stored.blocks if block.error]
+                    assert not bad, f"{name}: {bad[0]}"
+                    if i >= to_fill:
+                        times[name].append((seconds / count, (processor_seconds(daemons[name]) - processor) / count))
+        finally:
+            for client in clients.values():
+                client.close()
+            for daemon in daemons.values():
+                daemon.stop()
+                daemon.remove()
+    print(f"{what} of {layers * heads * record} bytes, {count} a round, {rounds} rounds; median (range); ratios to neither, round by round")
+    for name, rows in times.items():
+        stores, processor = zip(*rows)
+        ratios = [[mine[k] / base[k] for mine, base in zip(rows, times["neither"])] for k in (0, 1)]
+        print(f"{name:>12}: {spread([1 / s for s in stores], ' blocks/s')}, {spread(processor, ' us of the processor a block', 1e6)}; "
+              f"time {spread(ratios[0])}, processor {spread(ratios[1])}")
+
+
+def limits(rounds):
+    for what, (shape, count) in LIMITS_BLOCKS.items():
+        limits_of(what, shape, count, rounds)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin-dir", required=True)
     parser.add_argument("--source-dir", required=True)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--of", choices=("metrics", "limits"), default="metrics")
     arguments = parser.parse_args()
     cli_support.BIN_DIR, cli_support.SOURCE_DIR = os.path.abspath(arguments.bin_dir), os.path.abspath(arguments.source_dir)
+    if arguments.of == "limits":
+        return limits(arguments.rounds)
     per_scrape = scrapes(1, 16)
     scrapes(1000, 16)
     scrapes(1000, 256)
-    costs(arguments.rounds, per_scrape)
+    return costs(arguments.rounds, per_scrape)
 
 
 if __name__ == "__main__":
