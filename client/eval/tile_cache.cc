@@ -1,6 +1,7 @@
 #include "client/eval/tile_cache.h"
 
 #include <cmath>
+#include <cstring>
 #include <memory>
 
 #include "kernels/encode.h"
@@ -103,17 +104,56 @@ void TileCache::FinishBlock(Layer& layer, std::uint32_t position) {
     EncodeResult result = EncodeResult::kRaw;
     EncodeTilesCpu(options_.format, Frame::kModel, absl::MakeConstSpan(&args, 1),
                    absl::MakeSpan(&result, 1), EncodeScratch(options_.format));
-    const bool tile = result == EncodeResult::kTile;
-    size_.bits += 8 * (tile ? RecordBytes(options_.format)
-                            : RawBytes(options_.format, options_.format.group));
-    size_.elements += std::size_t{2} * options_.format.group * head_dim_;
-    if (tile) {
-      layer.blocks.push_back({BlockKind::kTile, record});
+    if (result == EncodeResult::kTile) {
+      AddBlock(layer, BlockKind::kTile, record);
       return;
     }
-    size_.raw_blocks += 2;
   }
-  layer.blocks.push_back({BlockKind::kRaw, k});
+  AddBlock(layer, BlockKind::kRaw, k);
+}
+
+void TileCache::AddBlock(Layer& layer, BlockKind kind, const std::byte* data) {
+  const TileFormat& format = options_.format;
+  if (layer.blocks.size() >= options_.sink_blocks) {
+    const bool tile = kind == BlockKind::kTile;
+    size_.bits += 8 * (tile ? RecordBytes(format) : RawBytes(format, format.group));
+    size_.elements += std::size_t{2} * format.group * head_dim_;
+    if (!tile) size_.raw_blocks += 2;
+  }
+  layer.blocks.push_back({kind, data});
+}
+
+void TileCache::Restore(std::uint32_t number, BlockKind kind, std::uint32_t count,
+                        absl::Span<const std::byte> contents) {
+  const TileFormat& format = options_.format;
+  Layer& layer = layers_[number];
+  const std::size_t block = layer.blocks.size(), position = block * format.group;
+  KVMILL_CHECK(count > 0 && count <= format.group && position + count <= options_.tokens_max);
+  if (kind == BlockKind::kTile) {
+    KVMILL_CHECK(count == format.group && contents.size() == RecordBytes(format));
+    std::byte* const record = layer.records.data() + block * RecordBytes(format);
+    std::memcpy(record, contents.data(), contents.size());
+    AddBlock(layer, kind, record);
+    return;
+  }
+  const std::size_t row_values = head_dim_, half_bytes = 2 * row_values * count;
+  KVMILL_CHECK(kind == BlockKind::kRaw && contents.size() == 2 * half_bytes);
+  std::uint16_t* const k = layer.rows.data() + position * row_values;
+  std::memcpy(k, contents.data(), half_bytes);
+  std::memcpy(k + row_values * options_.tokens_max, contents.data() + half_bytes, half_bytes);
+  if (count < format.group) return;  // Its rows are where Attend expects those of a tail.
+  AddBlock(layer, kind, reinterpret_cast<const std::byte*>(k));
+}
+
+std::vector<absl::Span<const std::byte>> TileCache::Records() const {
+  std::vector<absl::Span<const std::byte>> records;
+  for (const Layer& layer : layers_) {
+    for (const AttentionBlock& block : layer.blocks) {
+      if (block.kind != BlockKind::kTile) continue;
+      records.push_back(absl::MakeConstSpan(block.data, RecordBytes(options_.format)));
+    }
+  }
+  return records;
 }
 
 }  // namespace kvmill::eval

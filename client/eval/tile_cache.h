@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "client/eval/kv_cache.h"
 #include "client/eval/tiny_model.h"
 #include "kernels/attention.h"
@@ -30,6 +31,15 @@ class TileCache : public KvCache {
   std::uint32_t block_tokens() const override { return options_.format.group; }
   Size size() const override { return size_; }
 
+  // In place of Attend, for tokens that another cache held: `count` more of a layer, a whole block
+  // (kTile: its record; kRaw: fp16, K and then V, [count][head_dim]) or, last and kRaw, what there
+  // is of an unfinished one. `contents` is copied and has the bytes that this takes.
+  void Restore(std::uint32_t layer, BlockKind kind, std::uint32_t count,
+               absl::Span<const std::byte> contents);
+
+  // The records, layer by layer; good to read until the next Attend or Restore.
+  std::vector<absl::Span<const std::byte>> Records() const;
+
  private:
   struct Layer {
     std::vector<std::uint16_t> rows;     // fp16: K of all tokens, then V of all tokens.
@@ -40,6 +50,7 @@ class TileCache : public KvCache {
   void Append(Layer& layer, const CacheChunk& chunk);
   void Answer(const Layer& layer, const CacheChunk& chunk);
   void FinishBlock(Layer& layer, std::uint32_t position);
+  void AddBlock(Layer& layer, BlockKind kind, const std::byte* data);
   const std::byte* KeyRow(const Layer& layer, std::uint32_t position) const;
   const std::byte* ValueRow(const Layer& layer, std::uint32_t position) const;
   HeadPages Pages(const std::byte* const* first_row) const;

@@ -50,7 +50,8 @@ Token Likeliest(absl::Span<const float> logits) {
   return static_cast<Token>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-TinyDecoder::TinyDecoder(const TinyModel& model, KvCache& cache) : model_(model), cache_(cache) {
+TinyDecoder::TinyDecoder(const TinyModel& model, KvCache& cache, std::uint32_t position)
+    : model_(model), cache_(cache), position_(position) {
   const TinyConfig& c = model.config();
   const std::size_t chunk = cache.block_tokens();
   stream_.resize(chunk * c.dim);

@@ -15,7 +15,8 @@ namespace kvmill::eval {
 // One sequence. One thread. Model and cache must outlive it.
 class TinyDecoder {
  public:
-  TinyDecoder(const TinyModel& model, KvCache& cache);
+  // `position`: tokens whose K and V the cache has already, of all layers.
+  TinyDecoder(const TinyModel& model, KvCache& cache, std::uint32_t position = 0);
 
   // Feeds tokens after those before. `logits`: of the token that follows each,
   // [tokens][vocabulary]; or empty. At most as many in all as the cache

@@ -16,6 +16,7 @@
 #include "client/eval/tiny_tasks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/float16.h"
 
 namespace kvmill::eval {
 namespace {
@@ -121,6 +122,54 @@ TEST(CacheTest, HowATextIsCutIntoChunksChangesNothing) {
     EXPECT_LT(Distance(of_tiles[0], of_tiles[i]), 1e-2);
     EXPECT_LT(Distance(of_floats[0], of_floats[i]), 1e-2);
   }
+}
+
+// A cache that is given another one's records and rows goes on as the other one would, to the bit.
+TEST(CacheTest, ARestoredCacheGoesOnAsTheOneThatWasFilled) {
+  const Text text = Chain(6, 40);
+  const auto size = static_cast<std::uint32_t>(text.tokens.size());
+  const TileFormat format = Format("k2v2_g64");
+  const TinyConfig& config = Shipped().config();
+  const std::uint32_t given = 3 * 64 + 20;  // A sink, two tiles and an unfinished block.
+  ASSERT_GT(size, given + 64u);
+  TileCache raw(config,
+                {.tokens_max = size, .format = format, .sink_blocks = TileCache::kAllBlocks});
+  RecordingCache recorder(raw, config.layers, config.head_dim);
+  TinyDecoder(Shipped(), recorder).Feed(absl::MakeConstSpan(text.tokens).first(given));
+  TileCache filled(config, {.tokens_max = size, .format = format});
+  RecordedCache recorded(filled, recorder.recording(), config.head_dim);
+  TinyDecoder(Shipped(), recorded).Skip(given);
+
+  TileCache restored(config, {.tokens_max = size, .format = format});
+  const auto records = filled.Records();
+  ASSERT_EQ(records.size(), config.layers * 2u);
+  for (std::uint32_t layer = 0; layer < config.layers; ++layer) {
+    const auto rows = [&](std::uint32_t from, std::uint32_t count) {
+      std::vector<std::uint16_t> values;
+      for (const auto* half : {&recorder.recording().k[layer], &recorder.recording().v[layer]}) {
+        for (std::size_t i = 0; i < std::size_t{count} * config.head_dim; ++i) {
+          values.push_back(FloatToFloat16((*half)[std::size_t{from} * config.head_dim + i]));
+        }
+      }
+      return values;
+    };
+    const auto bytes = [](const std::vector<std::uint16_t>& values) {
+      return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                                 2 * values.size());
+    };
+    const auto sink = rows(0, 64), tail = rows(192, given - 192);
+    restored.Restore(layer, BlockKind::kRaw, 64, bytes(sink));
+    restored.Restore(layer, BlockKind::kTile, 64, records[2 * layer]);
+    restored.Restore(layer, BlockKind::kTile, 64, records[2 * layer + 1]);
+    restored.Restore(layer, BlockKind::kRaw, given - 192, bytes(tail));
+  }
+  EXPECT_EQ(restored.size().bits, filled.size().bits);
+  const std::size_t vocabulary = config.vocabulary;
+  std::vector<float> want((size - given) * vocabulary), got(want.size());
+  const auto rest = absl::MakeConstSpan(text.tokens).subspan(given);
+  TinyDecoder(Shipped(), filled, given).Feed(rest, absl::MakeSpan(want));
+  TinyDecoder(Shipped(), restored, given).Feed(rest, absl::MakeSpan(got));
+  EXPECT_EQ(want, got);
 }
 
 TEST(CacheTest, SinkBlocksStayAndTheNextOnesDoNot) {
