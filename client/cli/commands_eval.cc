@@ -275,6 +275,7 @@ void AddEvalCommands(CommandLine& line) {
   app->add_flag("--markdown", error->markdown, "The table alone, as Markdown");
   app->add_flag("--bf16", error->bf16, "The files hold bfloat16 bits");
   AddEvalDecode(line, *eval);
+  AddEvalEngine(line, *eval);
 }
 
 }  // namespace kvmill::cli

@@ -8,6 +8,7 @@ namespace kvmill::cli {
 
 void AddEvalCommands(CommandLine& line);                // eval error, and below it:
 void AddEvalDecode(CommandLine& line, CLI::App& eval);  // eval decode
+void AddEvalEngine(CommandLine& line, CLI::App& eval);  // eval prefill, eval continue
 
 }  // namespace kvmill::cli
 

@@ -100,10 +100,7 @@ absl::StatusOr<std::vector<Text>> MakeTexts(const DecodeStudy& study) {
   std::vector<Text> texts;
   for (std::size_t i = 0; i < study.tasks.size(); ++i) {
     const Task& task = *study.tasks[i].task;
-    // Of the name: what other tasks are measured changes nothing.
-    std::uint64_t seed = study.seed;
-    for (const char c : task.name) seed = seed * 31 + static_cast<unsigned char>(c);
-    Random random(seed);
+    Random random = TaskRandom(task, study.seed);
     for (std::uint32_t answers = 0; answers < study.tasks[i].answers;
          answers += task.answers_a_text) {
       Text text{i, task.make(random), {}};

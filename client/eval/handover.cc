@@ -110,8 +110,11 @@ absl::StatusOr<FetchedPrompt> FetchPrompt(Client& client, const ClientNamespace&
   Pages pages(keys.size(), layers);
   KVMILL_ASSIGN_OR_RETURN(const FetchResult fetched, client.Fetch(ns, keys, pages));
   prompt.page_bytes = fetched.page_bytes;
-  for (std::size_t b = 0; b < keys.size() && fetched.blocks[b].status.ok(); ++b) {
+  for (std::size_t b = 0; b < keys.size(); ++b) {
     const FetchBlockResult& block = fetched.blocks[b];
+    // A block of another length than its key stands for would shift all behind it.
+    const std::uint32_t want = b < found.hit_blocks ? group : found.tail_tokens;
+    if (!block.status.ok() || block.token_count != want) break;
     for (std::size_t layer = 0; layer < layers; ++layer) {
       const Pages::Page& page = pages.page(b, layer);
       cache.Restore(static_cast<std::uint32_t>(layer), page.kind, block.token_count, page.contents);

@@ -65,6 +65,11 @@ absl::StatusOr<const Task*> FindTask(absl::string_view name) {
                    })));
 }
 
+Random TaskRandom(const Task& task, std::uint64_t seed) {
+  for (const char c : task.name) seed = seed * 31 + static_cast<unsigned char>(c);
+  return Random(seed);
+}
+
 TaskText MakeRetrieval(Random& random, std::uint32_t lines, std::uint32_t filler,
                        std::uint32_t questions) {
   const std::vector<std::uint32_t> keys = Shuffled(random, kKeys);

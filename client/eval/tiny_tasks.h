@@ -43,6 +43,9 @@ absl::Span<const Task> AllTasks();
 // INVALID_ARGUMENT naming what is unknown, and everything that is known.
 absl::StatusOr<const Task*> FindTask(absl::string_view name);
 
+// Of the task's texts with that seed, the same whatever else is made.
+Random TaskRandom(const Task& task, std::uint64_t seed);
+
 // `lines` pairs with about `filler` characters of filler between them, and `questions` of them.
 TaskText MakeRetrieval(Random& random, std::uint32_t lines, std::uint32_t filler,
                        std::uint32_t questions);
