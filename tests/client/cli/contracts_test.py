@@ -80,6 +80,8 @@ class Contracts(Case):
         self.assertEqual(self.ask("evict", "--tier", "host")["blocks"], 3)
         self.assertEqual(self.ask("rm", *name)["blocks"], 3)
         self.ask("clear", "--namespace", "n")
+        self.ask("eval", "prefill", "--task", "retrieval-60", "--prompts", "1")
+        self.ask("eval", "continue", "--task", "retrieval-60", "--prompts", "1")
         with open(self.path("trace"), "w", encoding="utf-8") as file:
             file.write(json.dumps({"hash_ids": [1, 2]}) + "\n")
         self.ask("replay", "--trace", self.path("trace"), "--blocks", "5", server=False)
