@@ -120,7 +120,7 @@ absl::StatusOr<FetchedPrompt> FetchPrompt(Client& client, const ClientNamespace&
       cache.Restore(static_cast<std::uint32_t>(layer), page.kind, block.token_count, page.contents);
     }
     prompt.tokens += block.token_count;
-    if (block.token_count == group) prompt.tiers.push_back(block.tier);
+    if (b < found.hit_blocks) prompt.tiers.push_back(found.tiers[b]);
   }
   return prompt;
 }

@@ -28,7 +28,7 @@ absl::StatusOr<StoreResult> StorePrompt(Client& client, const ClientNamespace& n
 
 struct FetchedPrompt {
   std::uint32_t tokens = 0;  // That `cache` has now; 0: a miss.
-  std::vector<Tier> tiers;   // Of the whole blocks among them.
+  std::vector<Tier> tiers;   // Of the whole blocks among them, where the lookup found them.
   std::uint64_t page_bytes = 0;
 };
 // What is there of `tokens` goes into `cache`, which is empty and of the namespace's format.
