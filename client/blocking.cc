@@ -185,9 +185,9 @@ RedeemResult Client::RedeemTicket(const ClientNamespace& ns, absl::string_view t
 
 absl::StatusOr<BlockPlaces> Client::Where(absl::string_view ns_name, const BlockKey& key,
                                           const BlockKey& anchor, std::uint32_t place,
-                                          CallOptions call) {
+                                          CallOptions call, absl::string_view tenant) {
   return Wait<BlockPlaces>(
-      [&](auto done) { WhereAsync(ns_name, key, anchor, place, call, std::move(done)); });
+      [&](auto done) { WhereAsync(ns_name, key, anchor, place, call, std::move(done), tenant); });
 }
 
 absl::StatusOr<std::uint64_t> Client::Drain(CallOptions call) {

@@ -604,13 +604,15 @@ class Client {
                       CallOptions call, Done<NodeDrain> done);
   absl::StatusOr<ClusterStatus> Cluster(CallOptions call = {});
   void ClusterAsync(CallOptions call, Done<ClusterStatus> done);
-  // Of a block of the daemon's own tenant. `anchor` is the first block of its run of 32, in which
-  // it has this place; empty: it is that itself. Nobody when the daemon is in no cluster.
+  // Of a block of a namespace of `tenant`; empty: the caller's own. `anchor` is the first block of
+  // its run of 32, in which it has this place; empty: it is that itself. Nobody when the daemon is
+  // in no cluster. FAILED_PRECONDITION: nodes do not share this tenant's blocks.
   absl::StatusOr<BlockPlaces> Where(absl::string_view ns_name, const BlockKey& key,
                                     const BlockKey& anchor, std::uint32_t place,
-                                    CallOptions call = {});
+                                    CallOptions call = {}, absl::string_view tenant = "");
   void WhereAsync(absl::string_view ns_name, const BlockKey& key, const BlockKey& anchor,
-                  std::uint32_t place, CallOptions call, Done<BlockPlaces> done);
+                  std::uint32_t place, CallOptions call, Done<BlockPlaces> done,
+                  absl::string_view tenant = "");
   absl::StatusOr<ServerStatus> Status(CallOptions call = {});
   void StatusAsync(CallOptions call, Done<ServerStatus> done);
   absl::StatusOr<DaemonConfig> Configuration(CallOptions call = {});

@@ -154,13 +154,15 @@ void Client::ConfigurationAsync(CallOptions call, Done<DaemonConfig> done) {
 }
 
 void Client::WhereAsync(absl::string_view ns_name, const BlockKey& key, const BlockKey& anchor,
-                        std::uint32_t place, CallOptions call, Done<BlockPlaces> done) {
+                        std::uint32_t place, CallOptions call, Done<BlockPlaces> done,
+                        absl::string_view tenant) {
   if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
   v1::WhereRequest request;
   request.mutable_namespace_()->set_name(std::string(ns_name));
   request.set_key(std::string(key.view()));
   request.set_anchor(std::string(anchor.view()));
   request.set_place(place);
+  request.set_tenant(std::string(tenant));
   impl_->Call<v1::WhereReply, BlockPlaces>(
       impl_->DeadlineOf(call),
       [request = std::move(request)](Channel& channel, auto* context, auto* queue) {

@@ -49,7 +49,8 @@ typedef struct kvmill_ticket_options {
 /* The daemon holds the blocks from now on, what is there of them and what comes: at most 4096
  * blocks times layer groups. INVALID_ARGUMENT names what is wrong with a block, or the nodes that
  * there are when `consumer` is none of them; RESOURCE_EXHAUSTED which limit is reached;
- * FAILED_PRECONDITION: the daemon is in no cluster; PERMISSION_DENIED: of another tenant. */
+ * FAILED_PRECONDITION: the daemon is in no cluster; PERMISSION_DENIED: nodes do
+ * not share blocks of the caller's tenant. */
 KVMILL_API kvmill_code kvmill_create_ticket(kvmill_client* client, const kvmill_namespace* ns,
                                             const kvmill_promised_block* blocks, size_t block_count,
                                             const kvmill_ticket_options* options,
@@ -76,11 +77,12 @@ typedef struct kvmill_redeem_options {
  * are sealed, with the bytes that were sealed at the producer. The call's time is how long the
  * caller waits, prefill included. Codes of the event:
  *   OK                   the ticket was redeemed, which says nothing of its blocks
- *   NOT_FOUND            there is no such ticket (any more)
+ *   NOT_FOUND            there is no such ticket (any more); also of one of another tenant, or of a
+ *                        namespace that this daemon does not know
  *   ABORTED              it was revoked, or its time was over
  *   FAILED_PRECONDITION  it is of another namespace, another process redeemed it, or the daemon is
  *                        in no cluster
- *   PERMISSION_DENIED    it is for another node
+ *   PERMISSION_DENIED    it is for another node; or as of kvmill_create_ticket
  *   RESOURCE_EXHAUSTED   the daemon redeems as many as it may
  *   UNAVAILABLE          the producer does not answer or left the cluster; or the daemon
  *   CANCELLED            kvmill_cancel_redeem, or the client was destroyed

@@ -94,11 +94,12 @@ using RedeemUpdate = std::function<void(absl::Span<const RedeemedBlock> blocks,
 
 struct RedeemResult {
   // OK: the ticket was redeemed, which says nothing of its blocks. Else why it was not:
-  //   NOT_FOUND            there is no such ticket (any more)
+  //   NOT_FOUND            there is no such ticket (any more); also of one of another tenant, or of
+  //                        a namespace that this daemon does not know
   //   ABORTED              it was revoked, or its time was over
   //   FAILED_PRECONDITION  it is of another namespace, another process redeemed it, or the daemon
   //                        is in no cluster
-  //   PERMISSION_DENIED    it is for another node
+  //   PERMISSION_DENIED    it is for another node; or nodes do not share this tenant's blocks
   //   RESOURCE_EXHAUSTED   the daemon redeems as many as it may
   //   UNAVAILABLE          the producer does not answer, was restarted or left; or the daemon
   //   CANCELLED            CancelRedeem, or the client's end

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/cache_service.h"
@@ -93,9 +94,9 @@ std::string ProblemOf(const ClusterNode& cluster, const MembershipSnapshot& snap
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ServedRequest>> AdminService::Enter(grpc::ServerContextBase* call,
-                                                                   absl::string_view method,
-                                                                   bool audited) const {
+absl::StatusOr<std::unique_ptr<ServedRequest>> AdminService::Enter(
+    grpc::ServerContextBase* call, absl::string_view method, bool audited,
+    const std::string& of_tenant) const {
   call->AddInitialMetadata(kBootIdMetadata, context_.boot_id_hex);
   const RequestPtr request = BeginRequest(*call);
   const absl::StatusOr<Caller> caller = context_.callers.Identify(*call);
@@ -107,6 +108,7 @@ absl::StatusOr<std::unique_ptr<ServedRequest>> AdminService::Enter(grpc::ServerC
                                         allowed.ok() ? "accepted" : allowed.message());
   std::vector<LogField> fields = {{"method", std::string(method)}, {"peer", call->peer()}};
   if (caller.ok()) fields.push_back({"tenant", caller->tenant});
+  if (!of_tenant.empty()) fields.push_back({"of_tenant", of_tenant});
   if (allowed.ok()) {
     LogAudit(line, fields);
     return served;
@@ -254,8 +256,18 @@ grpc::ServerUnaryReactor* AdminService::Where(grpc::CallbackServerContext* call,
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
   // True: the peers are asked, and answer later.
   const absl::StatusOr<bool> asks = [&]() -> absl::StatusOr<bool> {
-    KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Where", true));
-    const Caller caller{kDefaultTenant, 0};
+    const std::string& tenant = request->tenant();
+    const bool shared = context_.shared.Has(tenant);
+    KVMILL_ASSIGN_OR_RETURN(const auto served,
+                            Enter(call, "Where", true, shared ? tenant : std::string()));
+    KVMILL_ASSIGN_OR_RETURN(Caller caller, context_.callers.Identify(*call));
+    // Whose namespace is asked for, and no more of a right than that.
+    caller = Caller{tenant.empty() ? caller.tenant : tenant, 0};
+    if (!context_.shared.Has(caller.tenant)) {
+      return absl::FailedPreconditionError(absl::StrCat("nodes do not share blocks of tenant \"",
+                                                        absl::CEscape(caller.tenant.substr(0, 64)),
+                                                        "\": each has its own alone"));
+    }
     KVMILL_ASSIGN_OR_RETURN(const RunQuery query, QueryFromProto(*request));
     const ClusterNode* const cluster = context_.cluster.load(std::memory_order_acquire);
     const auto find = [reactor, reply, query, cluster,

@@ -43,11 +43,11 @@ class AdminService final : public v1::Admin::WithCallbackMethod_Where<v1::Admin:
 
  private:
   // The gate's verdict; one log line for an admin call that is refused, and one for the audit when
-  // it is `audited`: it changes something, or says names or keys. What is returned lives as long as
-  // the call is worked on.
+  // it is `audited`: it changes something, or says names or keys; then, too, of which tenant, where
+  // that is one. What is returned lives as long as the call is worked on.
   absl::StatusOr<std::unique_ptr<ServedRequest>> Enter(grpc::ServerContextBase* call,
-                                                       absl::string_view method,
-                                                       bool audited) const;
+                                                       absl::string_view method, bool audited,
+                                                       const std::string& of_tenant = "") const;
 
   ServiceContext& context_;
   const AdminGate gate_;

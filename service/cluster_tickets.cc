@@ -13,7 +13,7 @@ namespace {
 
 TicketSecret RandomSecret() {
   TicketSecret secret{};
-  // Whoever guesses it has the blocks: no other source will do.
+  // Whoever of the tenant guesses it has the blocks: no other source will do.
   KVMILL_CHECK(getrandom(secret.data(), secret.size(), 0) == static_cast<ssize_t>(secret.size()));
   return secret;
 }
@@ -23,12 +23,13 @@ TicketSecret RandomSecret() {
 ClusterTickets::ClusterTickets(Loop& loop, TieredStore& store, GrpcPeers& peers,
                                PeerClients& clients, PeerHealth& health, const Options& options)
     : loop_(loop),
+      store_(store),
       options_(options),
       mail_(std::make_shared<LoopMail>(loop)),
       workers_(2, "tickets"),
-      holds_(loop, store, workers_, options.held_bytes_max),
+      holds_(loop, store, workers_, options.held_bytes_max, options.shared),
       table_(loop, holds_, &RandomSecret, options.table),
-      copies_(loop, store, workers_, options.copied_bytes_max),
+      copies_(loop, store, workers_, options.copied_bytes_max, options.shared),
       pulls_(loop, peers, clients, copies_, workers_, options.self),
       redeem_(loop, pulls_, copies_, health,
               static_cast<std::uint64_t>(loop.clock().MonotonicNanos()), options.redeem) {
@@ -80,6 +81,11 @@ absl::Status ClusterTickets::CheckConsumer(const std::string& consumer) const {
                                                  names));
 }
 
+std::string ClusterTickets::TenantOf(const Fingerprint& fingerprint) const {
+  const auto space = options_.shared.Find(store_, fingerprint);
+  return space.ok() ? ShareOf(*space) : "";
+}
+
 void ClusterTickets::Create(TicketTable::Request request, std::function<bool()> lives,
                             std::function<void(absl::StatusOr<std::string>)> done) {
   mail_->Post([this, request = std::move(request), lives = std::move(lives),
@@ -90,26 +96,30 @@ void ClusterTickets::Create(TicketTable::Request request, std::function<bool()> 
     bearer.producer = options_.self.id;
     bearer.incarnation = options_.self.incarnation;
     bearer.fingerprint = request.fingerprint;
-    const absl::StatusOr<TicketSecret> secret = table_.Create(std::move(request));
-    if (!secret.ok()) return done(secret.status());
-    bearer.secret = *secret;
+    request.tenant = TenantOf(request.fingerprint);
+    const absl::StatusOr<TicketName> name = table_.Create(std::move(request));
+    if (!name.ok()) return done(name.status());
+    bearer.secret = name->secret;
     // It may have ended before there was a ticket to revoke.
     if (!lives()) {
-      table_.Revoke(*secret).IgnoreError();  // It is there.
+      table_.Revoke(*name).IgnoreError();  // It is there.
       return done(absl::AbortedError("the session has ended"));
     }
     holds_.WhenHeld([done = std::move(done), bearer] { done(Serialize(bearer)); });
   });
 }
 
+absl::Status ClusterTickets::CheckMadeHere(const TicketBearer& ticket) const {
+  if (ticket.incarnation == options_.self.incarnation) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the ticket was made by another process, of node \"", ticket.producer,
+                   "\": it is revoked there"));
+}
+
 void ClusterTickets::Revoke(const TicketBearer& ticket, std::function<void(absl::Status)> done) {
   mail_->Post([this, ticket, done = std::move(done)] {
-    if (ticket.incarnation != options_.self.incarnation) {
-      return done(absl::FailedPreconditionError(
-          absl::StrCat("the ticket was made by another process, of node \"", ticket.producer,
-                       "\": it is revoked there")));
-    }
-    done(table_.Revoke(ticket.secret));
+    const absl::Status here = CheckMadeHere(ticket);
+    done(here.ok() ? table_.Revoke(ticket.name()) : here);
   });
 }
 
@@ -145,11 +155,11 @@ void ClusterTickets::Start(const RedeemingPtr& redeeming, const TicketBearer& ti
                            {}});
   }
   TicketRedeem::Request request;
-  request.secret = ticket.secret;
+  request.name = ticket.name();
+  request.tenant = TenantOf(ticket.fingerprint);
   // What else it says of itself may change.
   request.producer = {
       .id = producer->id, .incarnation = producer->incarnation, .address = producer->address};
-  request.fingerprint = ticket.fingerprint;
   request.deadline_nanos = deadline_nanos;
   request.here = producer->id == options_.self.id;
   redeeming->caller = redeem_.Start(std::move(request), std::move(update),
@@ -177,10 +187,18 @@ void ClusterTickets::Cancel(const RedeemingPtr& redeeming) {
 
 // --- For consumers ---
 
+TicketName ClusterTickets::NameOf(const TicketHolder& holder) const {
+  if (holder.fingerprint.has_value()) return {holder.secret, *holder.fingerprint};
+  // A node of an earlier version has tickets of the daemons' own tenant.
+  const std::optional<Fingerprint> of = table_.NamespaceOf(holder.secret);
+  if (of.has_value() && store_.FindNamespace(kDefaultTenant, *of).ok()) return {holder.secret, *of};
+  return {holder.secret, {}};
+}
+
 void ClusterTickets::Ask(const TicketHolder& holder, std::uint64_t seen, std::int64_t wait_nanos,
                          std::function<void(absl::StatusOr<TicketNews>)> done) {
   mail_->Post([this, holder, seen, wait_nanos, done = std::move(done)] {
-    table_.Redeem(holder.secret, holder.consumer, seen, wait_nanos, done);
+    table_.Redeem(NameOf(holder), holder.consumer, seen, wait_nanos, done);
   });
 }
 
@@ -204,7 +222,7 @@ void ClusterTickets::Read(const TicketHolder& holder, std::vector<TicketPiece> p
     Pages read;
     for (const TicketPiece& piece : pieces) {
       const absl::StatusOr<TicketHolds::HoldId> hold =
-          table_.Read(holder.secret, holder.consumer, piece.block, piece.layers);
+          table_.Read(NameOf(holder), holder.consumer, piece.block, piece.layers);
       if (!hold.ok()) return done(hold.status());
       const absl::Status found = holds_.Read(*hold, piece.block, piece.layers, &read.pages);
       if (!found.ok()) return done(found);
@@ -222,7 +240,7 @@ void ClusterTickets::Read(const TicketHolder& holder, std::vector<TicketPiece> p
 void ClusterTickets::Acknowledge(const TicketHolder& holder,
                                  std::function<void(absl::Status)> done) {
   mail_->Post([this, holder, done = std::move(done)] {
-    done(table_.Acknowledge(holder.secret, holder.consumer));
+    done(table_.Acknowledge(NameOf(holder), holder.consumer));
   });
 }
 

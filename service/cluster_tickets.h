@@ -36,6 +36,7 @@
 #include "service/grpc_peers.h"
 #include "service/loop_mail.h"
 #include "service/peer_clients.h"
+#include "service/tenants.h"
 #include "service/ticket_codec.h"
 #include "service/ticket_copies.h"
 #include "service/ticket_holds.h"
@@ -55,6 +56,7 @@ class ClusterTickets {
     std::uint64_t held_bytes_max = 0;    // StoreTicketHolds
     std::uint64_t copied_bytes_max = 0;  // StoreTicketCopies
     Member self;                         // This node.
+    SharedTenants shared;                // Whose tickets there are.
     TicketTable::Options table;
     TicketRedeem::Options redeem;
   };
@@ -77,7 +79,10 @@ class ClusterTickets {
   // member of the cluster.
   void Create(TicketTable::Request request, std::function<bool()> lives,
               std::function<void(absl::StatusOr<std::string> ticket)> done);
-  // FAILED_PRECONDITION: it was made by another process.
+  // FAILED_PRECONDITION: it was made by another process, which is in the ticket.
+  absl::Status CheckMadeHere(const TicketBearer& ticket) const;
+  // As CheckMadeHere, or NoSuchTicketError. That the ticket is of the caller's tenant was looked at
+  // before, for this and for Redeem.
   void Revoke(const TicketBearer& ticket, std::function<void(absl::Status)> done);
   void SessionEnded(const std::string& session);
 
@@ -125,11 +130,15 @@ class ClusterTickets {
              TicketRedeem::Update update);
   void End(const RedeemingPtr& redeeming, const TicketRedeem::Outcome& outcome);
   absl::Status CheckConsumer(const std::string& consumer) const;
+  // Of whose share a ticket of this namespace counts.
+  std::string TenantOf(const Fingerprint& fingerprint) const;
+  TicketName NameOf(const TicketHolder& holder) const;
   // Null: there are as many as may be.
   std::shared_ptr<const void> BeginRead(const std::string& consumer);
   void PublishStats();
 
   Loop& loop_;
+  TieredStore& store_;
   const Options options_;
   const std::shared_ptr<LoopMail> mail_;
   // On the loop.

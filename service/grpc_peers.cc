@@ -339,11 +339,11 @@ Peers::CallId GrpcPeers::DescribeNamespace(const Member& member, const Namespace
       std::move(done));
 }
 
-Peers::CallId GrpcPeers::AskTicket(const Member& producer, const TicketSecret& secret,
+Peers::CallId GrpcPeers::AskTicket(const Member& producer, const TicketName& name,
                                    std::uint64_t seen, std::int64_t wait_nanos,
                                    std::int64_t deadline_nanos, Done<TicketNews> done) {
   v1::AskTicketRequest request;
-  ToProto(secret, self_, request.mutable_holder());
+  ToProto(name, self_, request.mutable_holder());
   request.set_seen(seen);
   request.set_wait_ms(static_cast<std::uint32_t>(wait_nanos / 1'000'000));
   return Start<v1::AskTicketReply>(
@@ -352,11 +352,11 @@ Peers::CallId GrpcPeers::AskTicket(const Member& producer, const TicketSecret& s
       /*waits=*/true);
 }
 
-Peers::CallId GrpcPeers::AcknowledgeTicket(const Member& producer, const TicketSecret& secret,
+Peers::CallId GrpcPeers::AcknowledgeTicket(const Member& producer, const TicketName& name,
                                            std::int64_t deadline_nanos,
                                            std::function<void(absl::Status)> done) {
   v1::AcknowledgeTicketRequest request;
-  ToProto(secret, self_, request.mutable_holder());
+  ToProto(name, self_, request.mutable_holder());
   struct Taken {};
   return Start<v1::AcknowledgeTicketReply>(
       producer, std::move(request), &Async::AcknowledgeTicket, deadline_nanos,

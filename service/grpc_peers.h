@@ -64,9 +64,9 @@ class GrpcPeers final : public Peers {
                            std::int64_t deadline_nanos, Done<NamespaceLearner::Answer> done);
 
   // Of tickets (TicketPeers, whose Redeem and Acknowledge these are): `self` is the consumer.
-  CallId AskTicket(const Member& producer, const TicketSecret& secret, std::uint64_t seen,
+  CallId AskTicket(const Member& producer, const TicketName& name, std::uint64_t seen,
                    std::int64_t wait_nanos, std::int64_t deadline_nanos, Done<TicketNews> done);
-  CallId AcknowledgeTicket(const Member& producer, const TicketSecret& secret,
+  CallId AcknowledgeTicket(const Member& producer, const TicketName& name,
                            std::int64_t deadline_nanos, std::function<void(absl::Status)> done);
 
   // Connections to members that are not in the view, in this incarnation and at this address, end

@@ -139,8 +139,9 @@ absl::StatusOr<std::vector<TicketBlock>> BlocksFromProto(const v1::CreateTicketR
   return blocks;
 }
 
-void ToProto(const TicketSecret& secret, const Member& consumer, v1::TicketHolder* out) {
-  out->set_secret(Bytes(secret));
+void ToProto(const TicketName& name, const Member& consumer, v1::TicketHolder* out) {
+  out->set_secret(Bytes(name.secret));
+  out->set_fingerprint(std::string(AsBytes(name.fingerprint)));
   out->set_consumer(consumer.id);
   out->set_consumer_incarnation(consumer.incarnation);
 }
@@ -151,6 +152,9 @@ absl::StatusOr<TicketHolder> FromProto(const v1::TicketHolder& from) {
   KVMILL_ASSIGN_OR_RETURN(const Member consumer,
                           HolderOf(from.consumer(), from.consumer_incarnation()));
   holder.consumer = {consumer.id, consumer.incarnation};
+  if (!from.fingerprint().empty()) {
+    KVMILL_ASSIGN_OR_RETURN(holder.fingerprint, FingerprintFromBytes(from.fingerprint()));
+  }
   return holder;
 }
 

@@ -6,6 +6,7 @@
 #define KVMILL_SERVICE_TICKET_CODEC_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct TicketBearer {
   std::string producer;     // Node id
   std::string incarnation;  //   and boot id.
   Fingerprint fingerprint{};
+
+  TicketName name() const { return {secret, fingerprint}; }
 };
 std::string Serialize(const TicketBearer& bearer);
 // INVALID_ARGUMENT; FAILED_PRECONDITION: of a version that this one does not know.
@@ -38,8 +41,9 @@ absl::StatusOr<std::vector<TicketBlock>> BlocksFromProto(const v1::CreateTicketR
 struct TicketHolder {
   TicketSecret secret{};
   TicketTable::Consumer consumer;
+  std::optional<Fingerprint> fingerprint{};  // None: a node of an earlier version, which says none.
 };
-void ToProto(const TicketSecret& secret, const Member& consumer, v1::TicketHolder* out);
+void ToProto(const TicketName& name, const Member& consumer, v1::TicketHolder* out);
 absl::StatusOr<TicketHolder> FromProto(const v1::TicketHolder& holder);
 
 // The pages that are asked for, in this order.

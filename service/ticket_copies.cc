@@ -1,6 +1,5 @@
 #include "service/ticket_copies.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -29,19 +28,16 @@ TicketCopies::CopyId StoreTicketCopies::Begin(const Fingerprint& fingerprint,
   const CopyId id = next_++;
   Copy& copy = copies_[id];
   copy.done = std::move(done);
-  const absl::StatusOr<StoredTicketBlock> stored = InStore(store_, fingerprint, block);
-  absl::Status status = stored.status();
-  if (status.ok() && stored->bytes > bytes_max_ - std::min(bytes_max_, bytes())) {
-    status = absl::ResourceExhaustedError(absl::StrCat("copies for tickets have ", bytes(),
-                                                       " bytes: ", stored->bytes,
-                                                       " more would be above ", bytes_max_));
-  }
+  const auto space = shared_.Find(store_, fingerprint);
+  const absl::StatusOr<StoredTicketBlock> stored =
+      space.ok() ? InStore(store_, *space, block) : space.status();
+  const std::string tenant = space.ok() ? ShareOf(*space) : "";
+  const absl::Status status = stored.ok() ? used_->Take(tenant, stored->bytes) : stored.status();
   if (!status.ok()) {
     mail_->Post([this, id, status] { Ended(id, status, false); });
     return id;
   }
-  used_->fetch_add(stored->bytes, std::memory_order_relaxed);
-  copy.pages = PagesPtr(new Pages(used_, stored->bytes));  // Not make_shared: it is private.
+  copy.pages = PagesPtr(new Pages(used_, tenant, stored->bytes));  // Not make_shared: private.
   workers_.Post([this, &store = store_, mail = mail_, id, pages = copy.pages, stored = *stored,
                  layers = block.layer_count] {
     const std::vector<std::uint32_t> page_bytes(layers, stored.page_bytes);

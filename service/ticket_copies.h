@@ -5,14 +5,17 @@
 #ifndef KVMILL_SERVICE_TICKET_COPIES_H_
 #define KVMILL_SERVICE_TICKET_COPIES_H_
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "service/cluster/loop.h"
 #include "service/cluster/ticket.h"
 #include "service/loop_mail.h"
+#include "service/tenants.h"
+#include "service/ticket_bytes.h"
 #include "storage/block_copy.h"
 #include "storage/core/mutex.h"
 #include "storage/core/worker_pool.h"
@@ -27,7 +30,7 @@ class StoreTicketCopies final : public TicketCopies {
   // Memory of a copy. Thread-safe.
   class Pages {
    public:
-    ~Pages() { used_->fetch_sub(bytes_, std::memory_order_relaxed); }
+    ~Pages() { used_->GiveBack(tenant_, bytes_); }
     Pages(const Pages&) = delete;
     Pages& operator=(const Pages&) = delete;
 
@@ -39,23 +42,28 @@ class StoreTicketCopies final : public TicketCopies {
 
    private:
     friend class StoreTicketCopies;
-    using Used = std::shared_ptr<std::atomic<std::uint64_t>>;  // Of all, as the last may stay long.
-    Pages(Used used, std::uint64_t bytes) : used_(std::move(used)), bytes_(bytes) {}
+    using Used = std::shared_ptr<TicketBytes>;  // Of all, as the last may stay long.
+    Pages(Used used, std::string tenant, std::uint64_t bytes)
+        : used_(std::move(used)), tenant_(std::move(tenant)), bytes_(bytes) {}
 
     const Used used_;
+    const std::string tenant_;
     const std::uint64_t bytes_;
     mutable Mutex mu_;
     BlockCopy copy_ ABSL_GUARDED_BY(mu_);  // Not valid: not begun, or committed.
   };
   using PagesPtr = std::shared_ptr<Pages>;  // Of the copy, and of pulls into it.
 
-  // Copies have up to `bytes_max` at a time, counted as if tiles held every head; they are memory
-  // of the store that cannot be evicted.
-  StoreTicketCopies(Loop& loop, TieredStore& store, WorkerPool& workers, std::uint64_t bytes_max)
+  // Copies have up to `bytes_max` at a time (TicketBytes), counted as if tiles held every head;
+  // they are memory of the store that cannot be evicted. Blocks are those of the tenants that are
+  // `shared`, and count for their quotas.
+  StoreTicketCopies(Loop& loop, TieredStore& store, WorkerPool& workers, std::uint64_t bytes_max,
+                    const SharedTenants& shared = SharedTenants())
       : store_(store),
         workers_(workers),
-        bytes_max_(bytes_max),
-        mail_(std::make_shared<LoopMail>(loop)) {}
+        shared_(shared),
+        mail_(std::make_shared<LoopMail>(loop)),
+        used_(std::make_shared<TicketBytes>("copies for tickets have", bytes_max)) {}
   ~StoreTicketCopies() override { mail_->Close(); }
 
   // RESOURCE_EXHAUSTED: too much is being copied, or there is no room in the store, of which it
@@ -68,7 +76,7 @@ class StoreTicketCopies final : public TicketCopies {
   PagesPtr Find(CopyId copy) const;
 
   std::size_t size() const { return copies_.size(); }
-  std::uint64_t bytes() const { return used_->load(std::memory_order_relaxed); }
+  std::uint64_t bytes() const { return used_->bytes(); }
 
  private:
   struct Copy {
@@ -79,9 +87,9 @@ class StoreTicketCopies final : public TicketCopies {
 
   TieredStore& store_;
   WorkerPool& workers_;
-  const std::uint64_t bytes_max_;
+  const SharedTenants shared_;
   const std::shared_ptr<LoopMail> mail_;
-  const Pages::Used used_ = std::make_shared<std::atomic<std::uint64_t>>(0);
+  const Pages::Used used_;
   CopyId next_ = 1;
   std::map<CopyId, Copy> copies_;
 };

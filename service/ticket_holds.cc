@@ -3,15 +3,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "service/callers.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
 
-absl::StatusOr<StoredTicketBlock> InStore(const TieredStore& store, const Fingerprint& fingerprint,
+std::string ShareOf(const TieredStore::NamespaceInfo& space) {
+  return space.spec.tenant == kDefaultTenant ? "" : space.spec.tenant;
+}
+
+absl::StatusOr<StoredTicketBlock> InStore(const TieredStore& store,
+                                          const TieredStore::NamespaceInfo& space,
                                           const TicketBlock& block) {
-  KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo space,
-                          store.FindNamespace(kDefaultTenant, fingerprint));
   if (block.group >= space.spec.groups.size() ||
       block.layer_count != space.spec.groups[block.group].layers.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -32,20 +34,19 @@ absl::StatusOr<StoredTicketBlock> InStore(const TieredStore& store, const Finger
 absl::StatusOr<TicketHolds::HoldId> StoreTicketHolds::Hold(const Fingerprint& fingerprint,
                                                            const std::vector<TicketBlock>& blocks,
                                                            Events* events) {
+  KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo space,
+                          shared_.Find(store_, fingerprint));
   Held held;
   held.events = events;
+  held.tenant = ShareOf(space);
   std::vector<StoredTicketBlock> stored;
   for (const TicketBlock& block : blocks) {
-    KVMILL_ASSIGN_OR_RETURN(stored.emplace_back(), InStore(store_, fingerprint, block));
+    KVMILL_ASSIGN_OR_RETURN(stored.emplace_back(), InStore(store_, space, block));
     held.blocks.emplace_back().layer_count = block.layer_count;
     held.bytes += stored.back().bytes;
   }
-  if (held.bytes > bytes_max_ - bytes_) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "tickets hold ", bytes_, " bytes: ", held.bytes, " more would be above ", bytes_max_));
-  }
+  KVMILL_RETURN_IF_ERROR(bytes_.Take(held.tenant, held.bytes));
   const HoldId id = next_++;
-  bytes_ += held.bytes;
   const auto wanted = held.wanted;
   held_.emplace(id, std::move(held));
   // What the listeners say before Placed ran is seen there.
@@ -114,7 +115,7 @@ void StoreTicketHolds::WhenHeld(std::function<void()> done) {
 void StoreTicketHolds::Release(HoldId id) {
   auto node = held_.extract(id);
   if (node.empty()) return;
-  bytes_ -= node.mapped().bytes;
+  bytes_.GiveBack(node.mapped().tenant, node.mapped().bytes);
   node.mapped().wanted->store(false, std::memory_order_relaxed);
   for (auto& done : node.mapped().when_held) mail_->Post(std::move(done));
 }

@@ -10,37 +10,45 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "service/cluster/loop.h"
 #include "service/cluster/ticket.h"
 #include "service/loop_mail.h"
+#include "service/tenants.h"
+#include "service/ticket_bytes.h"
 #include "storage/block_hold.h"
 #include "storage/core/worker_pool.h"
 #include "storage/tiered_store.h"
 
 namespace kvmill {
 
-// The block as the store knows it. Blocks of tickets are of the daemon's own tenant. NOT_FOUND: no
-// such namespace here; INVALID_ARGUMENT: the block does not fit it.
+// The block as the store knows it. INVALID_ARGUMENT: it does not fit its namespace.
 struct StoredTicketBlock {
   BlockId id;
   BlockOrigin origin;
   std::uint32_t page_bytes = 0;  // Of each layer, when a tile holds every head of it.
   std::uint64_t bytes = 0;       // Of all layers so.
 };
-absl::StatusOr<StoredTicketBlock> InStore(const TieredStore& store, const Fingerprint& fingerprint,
+absl::StatusOr<StoredTicketBlock> InStore(const TieredStore& store,
+                                          const TieredStore::NamespaceInfo& space,
                                           const TicketBlock& block);
+// Of whose share it counts: empty for the daemons' own (TicketBytes, TicketTable).
+std::string ShareOf(const TieredStore::NamespaceInfo& space);
 
 // Lives on the loop, or ends when the loop has stopped. Store and workers outlive it.
 class StoreTicketHolds final : public TicketHolds {
  public:
   // Blocks are held by the workers: one that is only on disk is read first. At most `bytes_max` are
-  // promised at a time, counted as if tiles held every head; what is held cannot be evicted.
-  StoreTicketHolds(Loop& loop, TieredStore& store, WorkerPool& workers, std::uint64_t bytes_max)
+  // promised at a time (TicketBytes), counted as if tiles held every head; what is held cannot be
+  // evicted. Blocks are those of the tenants that are `shared`.
+  StoreTicketHolds(Loop& loop, TieredStore& store, WorkerPool& workers, std::uint64_t bytes_max,
+                   const SharedTenants& shared = SharedTenants())
       : store_(store),
         workers_(workers),
-        bytes_max_(bytes_max),
+        shared_(shared),
+        bytes_("tickets hold", bytes_max),
         mail_(std::make_shared<LoopMail>(loop)) {}
   ~StoreTicketHolds() override { mail_->Close(); }
 
@@ -64,7 +72,7 @@ class StoreTicketHolds final : public TicketHolds {
                     std::vector<Page>* pages) const;
 
   std::size_t size() const { return held_.size(); }
-  std::uint64_t bytes() const { return bytes_; }
+  std::uint64_t bytes() const { return bytes_.bytes(); }
 
  private:
   using HoldPtr = std::shared_ptr<BlockHold>;  // With who reads its pages.
@@ -77,6 +85,7 @@ class StoreTicketHolds final : public TicketHolds {
   struct Held {
     Events* events = nullptr;
     std::vector<Block> blocks;
+    std::string tenant;  // Of whose share.
     std::uint64_t bytes = 0;
     bool placed = false;
     std::vector<std::function<void()>> when_held;
@@ -90,11 +99,11 @@ class StoreTicketHolds final : public TicketHolds {
 
   TieredStore& store_;
   WorkerPool& workers_;
-  const std::uint64_t bytes_max_;
+  const SharedTenants shared_;
+  TicketBytes bytes_;
   const std::shared_ptr<LoopMail> mail_;
   HoldId next_ = 1;
   std::map<HoldId, Held> held_;
-  std::uint64_t bytes_ = 0;
 };
 
 }  // namespace kvmill

@@ -84,19 +84,19 @@ TicketPulls::~TicketPulls() {
   clients_.Close();
 }
 
-TicketPeers::CallId TicketPulls::Redeem(const Member& producer, const TicketSecret& secret,
+TicketPeers::CallId TicketPulls::Redeem(const Member& producer, const TicketName& name,
                                         std::uint64_t seen, std::int64_t wait_nanos,
                                         std::int64_t deadline_nanos, Done<TicketNews> done) {
-  return 2 * peers_.AskTicket(producer, secret, seen, wait_nanos, deadline_nanos, std::move(done));
+  return 2 * peers_.AskTicket(producer, name, seen, wait_nanos, deadline_nanos, std::move(done));
 }
 
-TicketPeers::CallId TicketPulls::Acknowledge(const Member& producer, const TicketSecret& secret,
+TicketPeers::CallId TicketPulls::Acknowledge(const Member& producer, const TicketName& name,
                                              std::int64_t deadline_nanos,
                                              std::function<void(absl::Status)> done) {
-  return 2 * peers_.AcknowledgeTicket(producer, secret, deadline_nanos, std::move(done));
+  return 2 * peers_.AcknowledgeTicket(producer, name, deadline_nanos, std::move(done));
 }
 
-TicketPeers::CallId TicketPulls::Pull(const Member& producer, const TicketSecret& secret,
+TicketPeers::CallId TicketPulls::Pull(const Member& producer, const TicketName& name,
                                       std::vector<Piece> pieces, std::int64_t deadline_nanos,
                                       Done<std::vector<Landed>> done) {
   const CallId id = 2 * next_++ + 1;
@@ -112,7 +112,7 @@ TicketPeers::CallId TicketPulls::Pull(const Member& producer, const TicketSecret
   TicketPagesRequest request;
   request.page_count = pull->page_count();
   request.request.set_incarnation(producer.incarnation);
-  ToProto(secret, self_, request.request.mutable_holder());
+  ToProto(name, self_, request.request.mutable_holder());
   for (const Piece& piece : pieces) AddPiece(piece.block, piece.layers, &request.request);
   CallOptions call;
   call.timeout = absl::Nanoseconds(

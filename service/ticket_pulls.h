@@ -40,15 +40,15 @@ class TicketPulls final : public TicketPeers {
   // Closes the clients. Pulls end without a word, and nobody writes into copies any more.
   ~TicketPulls() override;
 
-  CallId Redeem(const Member& producer, const TicketSecret& secret, std::uint64_t seen,
+  CallId Redeem(const Member& producer, const TicketName& name, std::uint64_t seen,
                 std::int64_t wait_nanos, std::int64_t deadline_nanos,
                 Done<TicketNews> done) override;
   // Ends when nothing is written any more, which may be a moment after the deadline. RESOURCE_
   // EXHAUSTED, too: PeerClients has no room for one more producer.
-  CallId Pull(const Member& producer, const TicketSecret& secret, std::vector<Piece> pieces,
+  CallId Pull(const Member& producer, const TicketName& name, std::vector<Piece> pieces,
               std::int64_t deadline_nanos, Done<std::vector<Landed>> done) override;
-  CallId Acknowledge(const Member& producer, const TicketSecret& secret,
-                     std::int64_t deadline_nanos, std::function<void(absl::Status)> done) override;
+  CallId Acknowledge(const Member& producer, const TicketName& name, std::int64_t deadline_nanos,
+                     std::function<void(absl::Status)> done) override;
   void Cancel(CallId call) override;
 
   struct Counts {

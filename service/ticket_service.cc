@@ -16,10 +16,9 @@ namespace kvmill {
 
 absl::StatusOr<Caller> TicketService::Admit(grpc::CallbackServerContext& call) const {
   KVMILL_ASSIGN_OR_RETURN(const Caller caller, Enter(context_, call));
-  // Whoever redeems one takes its namespace for one of the daemons' own tenant.
-  if (caller.tenant != kDefaultTenant) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("tickets are for the daemon's own tenant, not for \"", caller.tenant, "\""));
+  if (!context_.shared.Has(caller.tenant)) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "tickets are for tenants whose blocks nodes share, not for \"", caller.tenant, "\""));
   }
   if (context_.tickets.load(std::memory_order_acquire) == nullptr) {
     return context_.NoCluster();
@@ -116,12 +115,15 @@ grpc::ServerUnaryReactor* TicketService::Revoke(grpc::CallbackServerContext* cal
                                                 v1::RevokeTicketReply*) {
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
   const absl::Status status = [&]() -> absl::Status {
-    KVMILL_RETURN_IF_ERROR(Admit(*call).status());
+    KVMILL_ASSIGN_OR_RETURN(const Caller caller, Admit(*call));
     KVMILL_ASSIGN_OR_RETURN(const TicketBearer ticket, ParseTicket(request->ticket()));
-    context_.tickets.load(std::memory_order_acquire)
-        ->Revoke(ticket, [reactor](const absl::Status& revoked) {
-          reactor->Finish(StatusToGrpc(revoked));
-        });
+    ClusterTickets* const tickets = context_.tickets.load(std::memory_order_acquire);
+    KVMILL_RETURN_IF_ERROR(tickets->CheckMadeHere(ticket));
+    if (!context_.store.FindNamespace(caller.tenant, ticket.fingerprint).ok()) {
+      return NoSuchTicketError();  // It is another tenant's, or could be.
+    }
+    tickets->Revoke(
+        ticket, [reactor](const absl::Status& revoked) { reactor->Finish(StatusToGrpc(revoked)); });
     return absl::OkStatus();
   }();
   if (!status.ok()) reactor->Finish(StatusToGrpc(status));
@@ -134,17 +136,14 @@ absl::StatusOr<TicketBearer> TicketService::TicketOf(grpc::CallbackServerContext
   KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                           context_.Resolve(caller, request.namespace_()));
   KVMILL_ASSIGN_OR_RETURN(TicketBearer ticket, ParseTicket(request.ticket()));
-  if (ticket.fingerprint != info.fingerprint) {
-    // Its name, if this daemon knows it.
-    const auto other = context_.store.FindNamespace(kDefaultTenant, ticket.fingerprint);
-    return absl::FailedPreconditionError(
-        absl::StrCat("the ticket is of namespace ",
-                     other.ok() && !other->name.empty()
-                         ? absl::StrCat("\"", other->name, "\" (", ToHex(ticket.fingerprint), ")")
-                         : ToHex(ticket.fingerprint),
-                     ", not of \"", info.name, "\" (", ToHex(info.fingerprint), ")"));
-  }
-  return ticket;
+  if (ticket.fingerprint == info.fingerprint) return ticket;
+  const auto other = context_.store.FindNamespace(caller.tenant, ticket.fingerprint);
+  if (!other.ok()) return NoSuchTicketError();  // It is another tenant's, or could be.
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the ticket is of namespace ",
+      other->name.empty() ? ToHex(ticket.fingerprint)
+                          : absl::StrCat("\"", other->name, "\" (", ToHex(ticket.fingerprint), ")"),
+      ", not of \"", info.name, "\" (", ToHex(info.fingerprint), ")"));
 }
 
 grpc::ServerWriteReactor<v1::TicketUpdate>* TicketService::Redeem(

@@ -26,7 +26,7 @@ class TicketService final : public v1::Ticket::CallbackService {
       grpc::CallbackServerContext* call, const v1::RedeemTicketRequest* request) override;
 
  private:
-  // Who asks, when there are tickets for it.
+  // Who asks, when there are tickets for it. PERMISSION_DENIED: nodes do not share its blocks.
   absl::StatusOr<Caller> Admit(grpc::CallbackServerContext& call) const;
   class CreateCall;
   absl::Status StartCreate(grpc::CallbackServerContext& call,

@@ -136,7 +136,7 @@ absl::Status PrintMembers(const CommonFlags& common) {
 }
 
 struct WhereFlags {
-  std::string ns, key, anchor;
+  std::string ns, key, anchor, tenant;
   std::uint32_t place = 0;
 };
 
@@ -156,7 +156,7 @@ absl::Status PrintWhere(const CommonFlags& common, const WhereFlags& flags) {
   }
   KVMILL_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(common));
   KVMILL_ASSIGN_OR_RETURN(const BlockPlaces places,
-                          client->Where(flags.ns, key, anchor, flags.place));
+                          client->Where(flags.ns, key, anchor, flags.place, {}, flags.tenant));
   if (common.json) {
     Json holders = Json::array();
     for (const BlockPlaces::Holder& holder : places.holders) {
@@ -259,6 +259,8 @@ void AddClusterCommands(CommandLine& line) {
                            [&line, where] { return PrintWhere(line.flags(), *where); });
   app->add_option("key", where->key, "The block, in hex")->required()->type_name("KEY");
   app->add_option("--namespace", where->ns, "Name of the namespace")->required();
+  app->add_option("--tenant", where->tenant, "Whose namespace; none: that of who asks")
+      ->type_name("NAME");
   app->add_option("--anchor", where->anchor, "First block of its run of 32, in hex")
       ->type_name("KEY");
   app->add_option("--place", where->place, "Place in that run, 0 to 31")

@@ -26,6 +26,10 @@ const char* TextOf(TicketEnd end) {
 
 }  // namespace
 
+absl::Status NoSuchTicketError() {
+  return absl::NotFoundError("no such ticket of this namespace, or not any more");
+}
+
 absl::Status TicketEndedError(TicketEnd end) {
   absl::Status status = absl::AbortedError(TextOf(end));
   status.SetPayload(kEndPayload, absl::Cord(std::string(1, static_cast<char>(end))));

@@ -15,6 +15,7 @@
 #define KVMILL_SERVICE_CLUSTER_TICKET_H_
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -32,8 +33,23 @@ namespace kvmill {
 
 inline constexpr std::size_t kTicketBlocksMax = 4096;  // (block, layer group) pairs of one ticket.
 
-// 16 random bytes: who knows them may have the blocks.
+// One tenant other than the daemons' own has at most a quarter of what tickets may have.
+inline constexpr std::size_t kTicketShares = 4;
+
+// 16 random bytes: who knows them, and is of the tenant whose blocks they are, may have the blocks.
 using TicketSecret = std::array<std::uint8_t, 16>;
+
+// Which ticket. The fingerprint is of its namespace, of which the tenant is part: who has another
+// one's secret, and says a namespace of his own, names a ticket that there is not.
+struct TicketName {
+  TicketSecret secret{};
+  Fingerprint fingerprint{};
+
+  friend auto operator<=>(const TicketName&, const TicketName&) = default;
+};
+// NOT_FOUND, in the same words whether there never was one, or it has ended, or it is another
+// tenant's.
+absl::Status NoSuchTicketError();
 
 // A block that is promised: one layer group of it, and what its writers say of it.
 struct TicketBlock {
@@ -166,14 +182,14 @@ class TicketPeers {
 
   virtual ~TicketPeers() = default;
   // Answers as soon as there is something newer than `seen`, and after `wait_nanos` anyway.
-  virtual CallId Redeem(const Member& producer, const TicketSecret& secret, std::uint64_t seen,
+  virtual CallId Redeem(const Member& producer, const TicketName& name, std::uint64_t seen,
                         std::int64_t wait_nanos, std::int64_t deadline_nanos,
                         Done<TicketNews> done) = 0;
   // One answer a piece. When `done` runs nothing is written into the copies any more.
-  virtual CallId Pull(const Member& producer, const TicketSecret& secret, std::vector<Piece> pieces,
+  virtual CallId Pull(const Member& producer, const TicketName& name, std::vector<Piece> pieces,
                       std::int64_t deadline_nanos, Done<std::vector<Landed>> done) = 0;
   // The consumer has what it wants, or wants no more.
-  virtual CallId Acknowledge(const Member& producer, const TicketSecret& secret,
+  virtual CallId Acknowledge(const Member& producer, const TicketName& name,
                              std::int64_t deadline_nanos,
                              std::function<void(absl::Status)> done) = 0;
   virtual void Cancel(CallId call) = 0;

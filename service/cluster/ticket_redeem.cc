@@ -87,7 +87,7 @@ TicketRedeem::~TicketRedeem() {
 TicketRedeem::CallerId TicketRedeem::Start(Request request, Update update, Done done) {
   const CallerId id = next_caller_++;
   Caller& caller = callers_[id];
-  caller.secret = request.secret;
+  caller.name = request.name;
   caller.update = std::move(update);
   caller.done = std::move(done);
   const std::int64_t now = loop_.clock().MonotonicNanos();
@@ -95,17 +95,15 @@ TicketRedeem::CallerId TicketRedeem::Start(Request request, Update update, Done 
     remembered_blocks_ -= remembered_.front().outcome.blocks.size();
     remembered_.pop_front();
   }
-  const auto same = [&request](const Request& other) {
-    return other.producer == request.producer && other.fingerprint == request.fingerprint;
-  };
   const absl::Status contradiction =
-      absl::InvalidArgumentError("the ticket was redeemed here with another producer or namespace");
+      absl::InvalidArgumentError("the ticket was redeemed here with another producer");
 
-  auto found = ops_.find(request.secret);
+  auto found = ops_.find(request.name);
   if (found == ops_.end()) {
     for (const Remembered& ended : remembered_) {
-      if (ended.request.secret != request.secret) continue;
-      CompleteSoon(id, same(ended.request) ? ended.outcome : Outcome{contradiction, {}});
+      if (ended.request.name != request.name) continue;
+      CompleteSoon(id, ended.request.producer == request.producer ? ended.outcome
+                                                                  : Outcome{contradiction, {}});
       return id;
     }
     if (ops_.size() >= options_.tickets_max) {
@@ -115,11 +113,15 @@ TicketRedeem::CallerId TicketRedeem::Start(Request request, Update update, Done 
                {}});
       return id;
     }
-    found = ops_.try_emplace(request.secret, ++seed_).first;
+    if (const absl::Status share = CheckShare(request.tenant); !share.ok()) {
+      CompleteSoon(id, {share, {}});
+      return id;
+    }
+    found = ops_.try_emplace(request.name, ++seed_).first;
     found->second.request = request;
     found->second.answered_at = now;
-    Ask(request.secret, &found->second);
-  } else if (!same(found->second.request)) {
+    Ask(request.name, &found->second);
+  } else if (found->second.request.producer != request.producer) {
     CompleteSoon(id, {contradiction, {}});
     return id;
   }
@@ -127,9 +129,21 @@ TicketRedeem::CallerId TicketRedeem::Start(Request request, Update update, Done 
   op.callers.push_back(id);
   caller.timer = loop_.At(request.deadline_nanos, [this, id] { Late(id); });
   if (!op.blocks.empty() && op.tell == 0) {
-    op.tell = loop_.After(0, [this, secret = request.secret] { Tell(secret); });
+    op.tell = loop_.After(0, [this, name = request.name] { Tell(name); });
   }
   return id;
+}
+
+absl::Status TicketRedeem::CheckShare(const std::string& tenant) const {
+  if (tenant.empty()) return absl::OkStatus();
+  const auto theirs =
+      static_cast<std::size_t>(std::count_if(ops_.begin(), ops_.end(), [&tenant](const auto& op) {
+        return op.second.request.tenant == tenant;
+      }));
+  const std::size_t most = options_.tickets_max / kTicketShares;
+  if (theirs < most) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(theirs, " tickets of tenant \"", tenant,
+                                                   "\" are being redeemed: at most ", most));
 }
 
 void TicketRedeem::CompleteSoon(CallerId id, Outcome outcome) {
@@ -144,20 +158,20 @@ void TicketRedeem::Complete(CallerId id, const Outcome& outcome) {
   node.mapped().done(outcome);
 }
 
-void TicketRedeem::Leave(CallerId id, const TicketSecret& secret) {
-  const auto found = ops_.find(secret);
+void TicketRedeem::Leave(CallerId id, const TicketName& name) {
+  const auto found = ops_.find(name);
   if (found == ops_.end()) return;
   Op& op = found->second;
   if (std::erase(op.callers, id) == 0 || !op.callers.empty()) return;
-  End(secret, absl::CancelledError("nobody wants the ticket any more"), /*acknowledge=*/true);
+  End(name, absl::CancelledError("nobody wants the ticket any more"), /*acknowledge=*/true);
 }
 
 void TicketRedeem::Late(CallerId id) {
-  const TicketSecret secret = callers_.at(id).secret;
+  const TicketName name = callers_.at(id).name;
   Outcome outcome{absl::DeadlineExceededError("the ticket was not done in time"),
-                  ops_.at(secret).blocks};
+                  ops_.at(name).blocks};
   GiveUpOpen(Miss::kCallEnded, &outcome.blocks);
-  Leave(id, secret);
+  Leave(id, name);
   Complete(id, outcome);
 }
 
@@ -165,23 +179,23 @@ void TicketRedeem::Cancel(CallerId id) {
   auto node = callers_.extract(id);
   if (node.empty()) return;
   loop_.Cancel(node.mapped().timer);
-  Leave(id, node.mapped().secret);
+  Leave(id, node.mapped().name);
 }
 
-void TicketRedeem::NoteChange(const TicketSecret& secret, Op* op, std::uint32_t block) {
+void TicketRedeem::NoteChange(const TicketName& name, Op* op, std::uint32_t block) {
   op->changed.insert(block);
-  if (op->tell == 0) op->tell = loop_.After(0, [this, secret] { Tell(secret); });
+  if (op->tell == 0) op->tell = loop_.After(0, [this, name] { Tell(name); });
 }
 
-void TicketRedeem::Tell(const TicketSecret& secret) {
-  Op& op = ops_.at(secret);
+void TicketRedeem::Tell(const TicketName& name) {
+  Op& op = ops_.at(name);
   op.tell = 0;
   const std::vector<std::uint32_t> changed(op.changed.begin(), op.changed.end());
   op.changed.clear();
   for (const CallerId id : std::vector<CallerId>(op.callers)) {
     // What ran before may have cancelled this one, or all.
     const auto caller = callers_.find(id);
-    const auto found = ops_.find(secret);
+    const auto found = ops_.find(name);
     if (caller == callers_.end() || found == ops_.end()) continue;
     if (caller->second.update == nullptr) continue;
     const Update update = caller->second.update;
@@ -199,32 +213,32 @@ void TicketRedeem::Tell(const TicketSecret& secret) {
 
 // --- What the producer says ---
 
-void TicketRedeem::Ask(const TicketSecret& secret, Op* op) {
+void TicketRedeem::Ask(const TicketName& name, Op* op) {
   const std::int64_t wait = op->seen == 0 ? 0 : options_.wait_nanos;
-  op->question = peers_.Redeem(
-      op->request.producer, secret, op->seen, wait,
-      loop_.clock().MonotonicNanos() + wait + options_.call_nanos,
-      [this, secret](const absl::StatusOr<TicketNews>& news) { Answered(secret, news); });
+  op->question =
+      peers_.Redeem(op->request.producer, name, op->seen, wait,
+                    loop_.clock().MonotonicNanos() + wait + options_.call_nanos,
+                    [this, name](const absl::StatusOr<TicketNews>& news) { Answered(name, news); });
 }
 
-void TicketRedeem::AskLater(const TicketSecret& secret, Op* op, std::int64_t nanos) {
-  op->retry = loop_.After(nanos, [this, secret] {
-    Op& later = ops_.at(secret);
+void TicketRedeem::AskLater(const TicketName& name, Op* op, std::int64_t nanos) {
+  op->retry = loop_.After(nanos, [this, name] {
+    Op& later = ops_.at(name);
     later.retry = 0;
-    Ask(secret, &later);
+    Ask(name, &later);
   });
 }
 
-bool TicketRedeem::IsTheEnd(const TicketSecret& secret, std::int64_t failing_since,
+bool TicketRedeem::IsTheEnd(const TicketName& name, std::int64_t failing_since,
                             const absl::Status& status) {
   if (IsOver(status)) {
-    End(secret, status, /*acknowledge=*/false);
+    End(name, status, /*acknowledge=*/false);
     return true;
   }
   if (IsReplaced(status)) {
     // Whoever is there has nothing of it, and who made it does not come back.
-    End(secret,
-        absl::UnavailableError(absl::StrCat("node \"", ops_.at(secret).request.producer.id,
+    End(name,
+        absl::UnavailableError(absl::StrCat("node \"", ops_.at(name).request.producer.id,
                                             "\", which made the ticket, was restarted, or is not "
                                             "at its address any more: ",
                                             status.message())),
@@ -232,17 +246,16 @@ bool TicketRedeem::IsTheEnd(const TicketSecret& secret, std::int64_t failing_sin
     return true;
   }
   if (loop_.clock().MonotonicNanos() - failing_since < options_.silence_nanos) return false;
-  End(secret,
-      absl::UnavailableError(absl::StrCat("no answer from the producer: ", status.message())),
+  End(name, absl::UnavailableError(absl::StrCat("no answer from the producer: ", status.message())),
       /*acknowledge=*/true);
   return true;
 }
 
-void TicketRedeem::Answered(const TicketSecret& secret, const absl::StatusOr<TicketNews>& news) {
-  Op& op = ops_.at(secret);
+void TicketRedeem::Answered(const TicketName& name, const absl::StatusOr<TicketNews>& news) {
+  Op& op = ops_.at(name);
   op.question = 0;
   if (!news.ok()) {
-    if (!IsTheEnd(secret, op.answered_at, news.status())) AskLater(secret, &op, op.back_off.Next());
+    if (!IsTheEnd(name, op.answered_at, news.status())) AskLater(name, &op, op.back_off.Next());
     return;
   }
   op.answered_at = loop_.clock().MonotonicNanos();
@@ -251,43 +264,41 @@ void TicketRedeem::Answered(const TicketSecret& secret, const absl::StatusOr<Tic
   for (const Block& block : op.blocks) known.push_back(block.what);
   if (!ValidNews(op.seen, known, *news)) {
     health_.Failed(op.request.producer, PeerHealth::Fault::kLied);
-    return End(secret, absl::DataLossError("the producer's answer about a ticket cannot be"), true);
+    return End(name, absl::DataLossError("the producer's answer about a ticket cannot be"), true);
   }
-  if (news->fingerprint != op.request.fingerprint) {
-    return End(secret,
-               absl::FailedPreconditionError(absl::StrCat("the ticket is of namespace ",
-                                                          ToHex(news->fingerprint), ", not of ",
-                                                          ToHex(op.request.fingerprint))),
-               true);
+  // A producer of an earlier version does not look at the namespace that is asked for. It is told
+  // nothing: the ticket is not the caller's to end.
+  if (news->fingerprint != name.fingerprint) {
+    return End(name, NoSuchTicketError(), /*acknowledge=*/false);
   }
   // A producer can say more than it has.
   std::size_t blocks = news->blocks.size();
   for (const auto& [of, other] : ops_) blocks += other.blocks.size();
   if (op.seen == 0 && blocks > kBlocksMax) {
-    return End(secret,
+    return End(name,
                absl::ResourceExhaustedError(absl::StrCat(
                    "with this ticket ", blocks, " blocks would be redeemed: at most ", kBlocksMax)),
                true);
   }
-  const bool anything_new = Learn(secret, &op, *news);
+  const bool anything_new = Learn(name, &op, *news);
   if (op.there_open > 0) {
     // Also when what was said to have changed has not: who answers so would be asked all the time.
     if (!anything_new) {
-      AskLater(secret, &op, kPauseNanos);
+      AskLater(name, &op, kPauseNanos);
     } else {
-      Ask(secret, &op);
+      Ask(name, &op);
     }
   }
-  Advance(secret, &op);
+  Advance(name, &op);
 }
 
-bool TicketRedeem::Learn(const TicketSecret& secret, Op* op, const TicketNews& news) {
+bool TicketRedeem::Learn(const TicketName& name, Op* op, const TicketNews& news) {
   bool anything_new = op->seen == 0;
   if (op->seen == 0) {
     for (const TicketBlock& block : news.blocks) op->blocks.emplace_back().what = block;
     op->work.resize(op->blocks.size());
     op->open = op->there_open = op->blocks.size();
-    for (std::uint32_t i = 0; i < op->blocks.size(); ++i) NoteChange(secret, op, i);
+    for (std::uint32_t i = 0; i < op->blocks.size(); ++i) NoteChange(name, op, i);
   }
   op->seen = news.version;
   for (const TicketBlockNews& change : news.changed) {
@@ -301,14 +312,14 @@ bool TicketRedeem::Learn(const TicketSecret& secret, Op* op, const TicketNews& n
     if (work.there != TicketBlockState::kOpen) --op->there_open;
     if (work.phase == Phase::kOver) continue;
     if (work.there == TicketBlockState::kFailed) {
-      Decide(secret, op, change.block, Fate::kMissed, Miss::kGivenUp);
+      Decide(name, op, change.block, Fate::kMissed, Miss::kGivenUp);
     } else if (!op->request.here) {
-      CommitIfWhole(secret, op, change.block);
+      CommitIfWhole(name, op, change.block);
     } else if (work.there == TicketBlockState::kSealed) {
-      Decide(secret, op, change.block, Fate::kSealed);
+      Decide(name, op, change.block, Fate::kSealed);
     } else if (LayerSet& here = op->blocks[change.block].here; !here.HasAll(change.finished)) {
       here.Add(change.finished);
-      NoteChange(secret, op, change.block);
+      NoteChange(name, op, change.block);
     }
   }
   return anything_new;
@@ -316,9 +327,9 @@ bool TicketRedeem::Learn(const TicketSecret& secret, Op* op, const TicketNews& n
 
 // --- The end ---
 
-void TicketRedeem::End(const TicketSecret& ended, const absl::Status& status, bool acknowledge) {
-  const TicketSecret secret = ended;  // It may be part of what goes.
-  auto node = ops_.extract(secret);
+void TicketRedeem::End(const TicketName& ended, const absl::Status& status, bool acknowledge) {
+  const TicketName name = ended;  // It may be part of what goes.
+  auto node = ops_.extract(name);
   Op& op = node.mapped();
   if (op.question != 0) peers_.Cancel(op.question);
   for (const auto& [id, pull] : op.pulls) {
@@ -356,8 +367,8 @@ void TicketRedeem::Remember(const Request& request, const Outcome& outcome) {
 void TicketRedeem::SetMembers(const std::vector<Member>& members) {
   std::map<std::string, std::string> incarnations;
   for (const Member& member : members) incarnations[member.id] = member.incarnation;
-  std::vector<std::pair<TicketSecret, absl::Status>> over;
-  for (const auto& [secret, op] : ops_) {
+  std::vector<std::pair<TicketName, absl::Status>> over;
+  for (const auto& [name, op] : ops_) {
     const Member& producer = op.request.producer;
     const auto now = incarnations.find(producer.id);
     const bool left = now == incarnations.end();
@@ -365,17 +376,17 @@ void TicketRedeem::SetMembers(const std::vector<Member>& members) {
              : now->second == producer.incarnation) {
       continue;
     }
-    over.emplace_back(secret, absl::UnavailableError(absl::StrCat(
-                                  "node \"", producer.id, "\", which made the ticket, ",
-                                  left ? "left the cluster" : "was restarted")));
+    over.emplace_back(name, absl::UnavailableError(
+                                absl::StrCat("node \"", producer.id, "\", which made the ticket, ",
+                                             left ? "left the cluster" : "was restarted")));
   }
   draining_.clear();
   for (const Member& member : members) {
     if (member.state == MemberState::kDraining) draining_.emplace(member.id, member.incarnation);
   }
-  for (const auto& [secret, why] : over) {
+  for (const auto& [name, why] : over) {
     // Whoever heard of an end may have ended another one.
-    if (ops_.contains(secret)) End(secret, why, /*acknowledge=*/false);
+    if (ops_.contains(name)) End(name, why, /*acknowledge=*/false);
   }
 }
 
@@ -389,7 +400,7 @@ void TicketRedeem::Acknowledge(const Request& request) {
   }
   const std::uint64_t id = next_acknowledgement_++;
   Acknowledgement& acknowledgement = acknowledgements_.try_emplace(id, ++seed_).first->second;
-  acknowledgement.secret = request.secret;
+  acknowledgement.name = request.name;
   acknowledgement.producer = request.producer;
   acknowledgement.until = loop_.clock().MonotonicNanos() + options_.acknowledge_nanos;
   TryAcknowledge(id);
@@ -399,7 +410,7 @@ void TicketRedeem::TryAcknowledge(std::uint64_t id) {
   Acknowledgement& acknowledgement = acknowledgements_.at(id);
   acknowledgement.timer = 0;
   acknowledgement.call =
-      peers_.Acknowledge(acknowledgement.producer, acknowledgement.secret,
+      peers_.Acknowledge(acknowledgement.producer, acknowledgement.name,
                          loop_.clock().MonotonicNanos() + options_.call_nanos,
                          [this, id](const absl::Status& status) { Acknowledged(id, status); });
 }

@@ -59,9 +59,9 @@ class TicketRedeem {
     std::int64_t acknowledge_nanos = 30'000'000'000;  // For how long that is tried.
   };
   struct Request {
-    TicketSecret secret{};
-    Member producer;            // Id, incarnation and address, as the ticket has them.
-    Fingerprint fingerprint{};  // Of the namespace that the caller thinks it is of.
+    TicketName name;     // Of the namespace that the caller thinks it is of.
+    Member producer;     // Id, incarnation and address, as the ticket has them.
+    std::string tenant;  // Who has a share of tickets_max; empty: the daemons' own, who has all.
     std::int64_t deadline_nanos = 0;
     bool here = false;  // The producer is this node: what it has finished and sealed is here.
   };
@@ -98,7 +98,7 @@ class TicketRedeem {
                                     const std::vector<std::uint32_t>& changed)>;
   // OK: the ticket was redeemed, and every block has its fate, though it may be kMissed. NOT_FOUND:
   // there is no such ticket (any more). ABORTED: it was revoked, or its time was over.
-  // FAILED_PRECONDITION: it is of another namespace, or another process redeemed it.
+  // FAILED_PRECONDITION: another process redeemed it.
   // PERMISSION_DENIED: it is for another node. UNAVAILABLE: the producer does not answer, or was
   // replaced by another process.
   // DATA_LOSS: its answers cannot be. DEADLINE_EXCEEDED. With an error, blocks that were sealed
@@ -124,7 +124,7 @@ class TicketRedeem {
 
   // `update` (may be null) runs when something changed, at first with what came already, and `done`
   // once, by the deadline; neither within this call. They may start and cancel others.
-  // RESOURCE_EXHAUSTED in `done` when tickets_max are at work.
+  // RESOURCE_EXHAUSTED in `done` when tickets_max are at work, or the tenant's share of them.
   CallerId Start(Request request, Update update, Done done);
   // Nothing of it runs any more. The last caller of a ticket takes the work with it.
   void Cancel(CallerId caller);
@@ -179,15 +179,15 @@ class TicketRedeem {
     explicit Op(std::uint64_t seed)
         : back_off(10'000'000, 500'000'000, seed), pull_back_off(10'000'000, 500'000'000, ~seed) {}
   };
-  using Ops = std::map<TicketSecret, Op>;
+  using Ops = std::map<TicketName, Op>;
   using ProducerId = std::pair<std::string, std::string>;  // Id and incarnation.
   struct Turns {
-    std::size_t pulls = 0;             // Under way.
-    std::deque<TicketSecret> waiting;  // Tickets that have something to pull.
-    Loop::TimerId timer = 0;           // 0: nobody was called.
+    std::size_t pulls = 0;           // Under way.
+    std::deque<TicketName> waiting;  // Tickets that have something to pull.
+    Loop::TimerId timer = 0;         // 0: nobody was called.
   };
   struct Caller {
-    TicketSecret secret{};
+    TicketName name{};
     bool greeted = false;  // Was told of all blocks.
     Update update;
     Done done;
@@ -200,7 +200,7 @@ class TicketRedeem {
   };
   struct Acknowledgement {
     explicit Acknowledgement(std::uint64_t seed) : back_off(50'000'000, 2'000'000'000, seed) {}
-    TicketSecret secret{};
+    TicketName name{};
     Member producer;
     std::int64_t until = 0;
     BackOff back_off;
@@ -208,36 +208,37 @@ class TicketRedeem {
     Loop::TimerId timer = 0;
   };
 
-  void Ask(const TicketSecret& secret, Op* op);
-  void AskLater(const TicketSecret& secret, Op* op, std::int64_t nanos);
-  void Answered(const TicketSecret& secret, const absl::StatusOr<TicketNews>& news);
+  void Ask(const TicketName& name, Op* op);
+  void AskLater(const TicketName& name, Op* op, std::int64_t nanos);
+  void Answered(const TicketName& name, const absl::StatusOr<TicketNews>& news);
   // Whether it says more than was known.
-  bool Learn(const TicketSecret& secret, Op* op, const TicketNews& news);
+  bool Learn(const TicketName& name, Op* op, const TicketNews& news);
   // A call failed. True when that was the end of the ticket.
-  bool IsTheEnd(const TicketSecret& secret, std::int64_t failing_since, const absl::Status& status);
+  bool IsTheEnd(const TicketName& name, std::int64_t failing_since, const absl::Status& status);
   // Begins copies and pulls what it can; ends the op when every block has its fate.
-  void Advance(const TicketSecret& secret, Op* op);
-  void Begin(const TicketSecret& secret, Op* op, std::uint32_t block);
-  void CommitIfWhole(const TicketSecret& secret, Op* op, std::uint32_t block);
-  void Committed(const TicketSecret& secret, std::uint32_t block, const absl::Status& status);
+  void Advance(const TicketName& name, Op* op);
+  void Begin(const TicketName& name, Op* op, std::uint32_t block);
+  void CommitIfWhole(const TicketName& name, Op* op, std::uint32_t block);
+  void Committed(const TicketName& name, std::uint32_t block, const absl::Status& status);
   // Whether there was something to pull. Without `turn` it may have to wait for one.
-  bool StartPull(const TicketSecret& secret, Op* op, bool turn);
+  bool StartPull(const TicketName& name, Op* op, bool turn);
   void PullEnded(const Member& producer);
   void TakeTurns(const ProducerId& producer);
-  void Landed(const TicketSecret& secret, std::uint64_t pull,
+  void Landed(const TicketName& name, std::uint64_t pull,
               const absl::StatusOr<std::vector<TicketPeers::Landed>>& landed);
-  void Decide(const TicketSecret& secret, Op* op, std::uint32_t block, Fate fate,
+  void Decide(const TicketName& name, Op* op, std::uint32_t block, Fate fate,
               Miss why = Miss::kNone);
   void Count(Fate fate);
-  void NoteChange(const TicketSecret& secret, Op* op, std::uint32_t block);
-  void Tell(const TicketSecret& secret);
+  void NoteChange(const TicketName& name, Op* op, std::uint32_t block);
+  void Tell(const TicketName& name);
   // Discards what is not sealed and tells everybody.
-  void End(const TicketSecret& secret, const absl::Status& status, bool acknowledge);
+  void End(const TicketName& name, const absl::Status& status, bool acknowledge);
+  absl::Status CheckShare(const std::string& tenant) const;
   void Late(CallerId caller);
   void Complete(CallerId caller, const Outcome& outcome);
   void CompleteSoon(CallerId caller, Outcome outcome);
   // Takes the caller from its ticket, and the work with it when it was the last.
-  void Leave(CallerId caller, const TicketSecret& secret);
+  void Leave(CallerId caller, const TicketName& name);
   void Remember(const Request& request, const Outcome& outcome);
   void Acknowledge(const Request& request);
   void TryAcknowledge(std::uint64_t id);

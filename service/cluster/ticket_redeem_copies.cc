@@ -5,24 +5,24 @@
 
 namespace kvmill {
 
-void TicketRedeem::Advance(const TicketSecret& secret, Op* op) {
-  if (op->open == 0 && op->seen != 0) return End(secret, absl::OkStatus(), /*acknowledge=*/true);
+void TicketRedeem::Advance(const TicketName& name, Op* op) {
+  if (op->open == 0 && op->seen != 0) return End(name, absl::OkStatus(), /*acknowledge=*/true);
   if (op->request.here) return;
   for (std::uint32_t i = 0; i < op->work.size() && op->begins < options_.begins_max; ++i) {
-    if (op->work[i].phase == Phase::kIdle && !op->work[i].finished.empty()) Begin(secret, op, i);
+    if (op->work[i].phase == Phase::kIdle && !op->work[i].finished.empty()) Begin(name, op, i);
   }
   while (op->pull_retry == 0 && op->pulls.size() < options_.pulls_max &&
-         StartPull(secret, op, /*turn=*/false)) {
+         StartPull(name, op, /*turn=*/false)) {
   }
 }
 
-void TicketRedeem::Begin(const TicketSecret& secret, Op* op, std::uint32_t i) {
+void TicketRedeem::Begin(const TicketName& name, Op* op, std::uint32_t i) {
   Work& begun = op->work[i];
   begun.phase = Phase::kBeginning;
   ++op->begins;
   begun.copy = copies_.Begin(
-      op->request.fingerprint, op->blocks[i].what, [this, secret, i](const absl::Status& status) {
-        Op& of = ops_.at(secret);
+      name.fingerprint, op->blocks[i].what, [this, name, i](const absl::Status& status) {
+        Op& of = ops_.at(name);
         Work& work = of.work[i];
         --of.begins;
         if (status.ok()) {
@@ -30,17 +30,17 @@ void TicketRedeem::Begin(const TicketSecret& secret, Op* op, std::uint32_t i) {
         } else {
           work.phase = Phase::kIdle;  // There is nothing to abandon.
           if (absl::IsAlreadyExists(status)) {
-            Decide(secret, &of, i, Fate::kExists);
+            Decide(name, &of, i, Fate::kExists);
           } else {
-            Decide(secret, &of, i, Fate::kMissed,
+            Decide(name, &of, i, Fate::kMissed,
                    absl::IsResourceExhausted(status) ? Miss::kNoRoom : Miss::kRefused);
           }
         }
-        Advance(secret, &of);
+        Advance(name, &of);
       });
 }
 
-bool TicketRedeem::StartPull(const TicketSecret& secret, Op* op, bool turn) {
+bool TicketRedeem::StartPull(const TicketName& name, Op* op, bool turn) {
   Pull pull;
   std::size_t pages = 0;
   for (std::uint32_t i = 0; i < op->work.size() && pages < options_.pull_pages_max; ++i) {
@@ -57,17 +57,16 @@ bool TicketRedeem::StartPull(const TicketSecret& secret, Op* op, bool turn) {
   const Member& producer = op->request.producer;
   Turns& turns = turns_[{producer.id, producer.incarnation}];
   if (turns.pulls >= options_.producer_pulls_max || (!turn && !turns.waiting.empty())) {
-    if (!std::exchange(op->waits, true)) turns.waiting.push_back(secret);
+    if (!std::exchange(op->waits, true)) turns.waiting.push_back(name);
     return false;
   }
   ++turns.pulls;
   for (const TicketPeers::Piece& piece : pull.pieces) op->work[piece.block].asked.Add(piece.layers);
   const std::uint64_t id = next_pull_++;
   pull.call = peers_.Pull(
-      op->request.producer, secret, pull.pieces,
-      loop_.clock().MonotonicNanos() + options_.call_nanos,
-      [this, secret, id](const absl::StatusOr<std::vector<TicketPeers::Landed>>& landed) {
-        Landed(secret, id, landed);
+      op->request.producer, name, pull.pieces, loop_.clock().MonotonicNanos() + options_.call_nanos,
+      [this, name, id](const absl::StatusOr<std::vector<TicketPeers::Landed>>& landed) {
+        Landed(name, id, landed);
       });
   op->pulls[id] = std::move(pull);
   return true;
@@ -85,34 +84,34 @@ void TicketRedeem::TakeTurns(const ProducerId& producer) {
   Turns& turns = turns_.at(producer);
   turns.timer = 0;
   while (turns.pulls < options_.producer_pulls_max && !turns.waiting.empty()) {
-    const TicketSecret secret = turns.waiting.front();
+    const TicketName name = turns.waiting.front();
     turns.waiting.pop_front();
-    const auto found = ops_.find(secret);
+    const auto found = ops_.find(name);
     if (found == ops_.end() || !std::exchange(found->second.waits, false)) continue;
     Op& op = found->second;
     if (op.pull_retry != 0 || op.pulls.size() >= options_.pulls_max) continue;
-    if (!StartPull(secret, &op, /*turn=*/true)) continue;
+    if (!StartPull(name, &op, /*turn=*/true)) continue;
     op.waits = true;  // It may have more.
-    turns.waiting.push_back(secret);
+    turns.waiting.push_back(name);
   }
   if (turns.pulls == 0 && turns.waiting.empty()) turns_.erase(producer);
 }
 
-void TicketRedeem::Landed(const TicketSecret& secret, std::uint64_t id,
+void TicketRedeem::Landed(const TicketName& name, std::uint64_t id,
                           const absl::StatusOr<std::vector<TicketPeers::Landed>>& landed) {
-  Op& op = ops_.at(secret);
+  Op& op = ops_.at(name);
   const std::vector<TicketPeers::Piece> pieces = op.pulls.extract(id).mapped().pieces;
   PullEnded(op.request.producer);
   for (const TicketPeers::Piece& piece : pieces) op.work[piece.block].asked.Remove(piece.layers);
   const std::int64_t now = loop_.clock().MonotonicNanos();
   if (!landed.ok()) {
     if (op.pulls_fail_since == 0) op.pulls_fail_since = now;
-    if (IsTheEnd(secret, op.pulls_fail_since, landed.status())) return;
+    if (IsTheEnd(name, op.pulls_fail_since, landed.status())) return;
     if (op.pull_retry == 0) {
-      op.pull_retry = loop_.After(op.pull_back_off.Next(), [this, secret] {
-        Op& later = ops_.at(secret);
+      op.pull_retry = loop_.After(op.pull_back_off.Next(), [this, name] {
+        Op& later = ops_.at(name);
         later.pull_retry = 0;
-        Advance(secret, &later);
+        Advance(name, &later);
       });
     }
     return;
@@ -134,46 +133,44 @@ void TicketRedeem::Landed(const TicketSecret& secret, std::uint64_t id,
     }
     if (!came.empty()) {
       op.blocks[i].here.Add(came);
-      NoteChange(secret, &op, i);
+      NoteChange(name, &op, i);
     }
     if (!came.HasAll(pieces[p].layers) && ++work.tries >= options_.tries_max) {
       // Else there was no memory for a page that is longer than those of tiles.
-      Decide(secret, &op, i, Fate::kMissed, damaged ? Miss::kDamaged : Miss::kNoRoom);
+      Decide(name, &op, i, Fate::kMissed, damaged ? Miss::kDamaged : Miss::kNoRoom);
     } else {
-      CommitIfWhole(secret, &op, i);
+      CommitIfWhole(name, &op, i);
     }
   }
   if (lied) health_.Failed(op.request.producer, PeerHealth::Fault::kLied);
-  Advance(secret, &op);
+  Advance(name, &op);
 }
 
-void TicketRedeem::CommitIfWhole(const TicketSecret& secret, Op* op, std::uint32_t i) {
+void TicketRedeem::CommitIfWhole(const TicketName& name, Op* op, std::uint32_t i) {
   Work& work = op->work[i];
   if (work.phase != Phase::kCopying || work.there != TicketBlockState::kSealed) return;
   if (op->blocks[i].here.count() < op->blocks[i].what.layer_count) return;
   work.phase = Phase::kCommitting;
   copies_.Commit(work.copy, work.digest,
-                 [this, secret, i](const absl::Status& status) { Committed(secret, i, status); });
+                 [this, name, i](const absl::Status& status) { Committed(name, i, status); });
 }
 
-void TicketRedeem::Committed(const TicketSecret& secret, std::uint32_t i,
-                             const absl::Status& status) {
-  Op& op = ops_.at(secret);
+void TicketRedeem::Committed(const TicketName& name, std::uint32_t i, const absl::Status& status) {
+  Op& op = ops_.at(name);
   op.work[i].phase = Phase::kIdle;  // There is nothing to abandon.
   if (absl::IsDataLoss(status)) health_.Failed(op.request.producer, PeerHealth::Fault::kLied);
   if (status.ok() || absl::IsAlreadyExists(status)) {
-    Decide(secret, &op, i, status.ok() ? Fate::kSealed : Fate::kExists);
+    Decide(name, &op, i, status.ok() ? Fate::kSealed : Fate::kExists);
   } else {
-    Decide(secret, &op, i, Fate::kMissed,
+    Decide(name, &op, i, Fate::kMissed,
            absl::IsDataLoss(status)            ? Miss::kDamaged
            : absl::IsResourceExhausted(status) ? Miss::kNoRoom
                                                : Miss::kRefused);
   }
-  Advance(secret, &op);
+  Advance(name, &op);
 }
 
-void TicketRedeem::Decide(const TicketSecret& secret, Op* op, std::uint32_t i, Fate fate,
-                          Miss why) {
+void TicketRedeem::Decide(const TicketName& name, Op* op, std::uint32_t i, Fate fate, Miss why) {
   Work& work = op->work[i];
   if (work.phase == Phase::kBeginning) --op->begins;
   if (work.phase == Phase::kBeginning || work.phase == Phase::kCopying) copies_.Abandon(work.copy);
@@ -189,7 +186,7 @@ void TicketRedeem::Decide(const TicketSecret& secret, Op* op, std::uint32_t i, F
     work.there = TicketBlockState::kFailed;
     --op->there_open;
   }
-  NoteChange(secret, op, i);
+  NoteChange(name, op, i);
 }
 
 void TicketRedeem::Count(Fate fate) {

@@ -12,7 +12,7 @@ namespace kvmill {
 
 TicketTable::~TicketTable() {
   for (auto& [id, wait] : waits_) loop_.Cancel(wait.timer);
-  for (auto& [secret, ticket] : tickets_) {
+  for (auto& [name, ticket] : tickets_) {
     loop_.Cancel(ticket.timer);
     holds_.Release(ticket.hold);
   }
@@ -48,27 +48,53 @@ absl::Status TicketTable::Check(const Request& request) const {
   };
   KVMILL_RETURN_IF_ERROR(in_range("ttl", request.ttl_nanos, options_.ttl_nanos_max));
   KVMILL_RETURN_IF_ERROR(in_range("life", request.life_nanos, options_.life_nanos_max));
+  KVMILL_RETURN_IF_ERROR(CheckShare(request));
   if (tickets_.size() >= options_.tickets_max) {
     return absl::ResourceExhaustedError(
         absl::StrCat("there are ", tickets_.size(), " tickets: at most ", options_.tickets_max));
   }
   if (request.blocks.size() > options_.blocks_max - std::min(blocks_, options_.blocks_max)) {
-    return absl::ResourceExhaustedError(absl::StrCat("tickets hold ", blocks_,
-                                                     " blocks: ", request.blocks.size(),
-                                                     " more would be above ", options_.blocks_max));
+    // How much others have is for the daemons' own tenant to know.
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "tickets hold ", request.tenant.empty() ? absl::StrCat(blocks_) : "many",
+        " blocks: ", request.blocks.size(), " more would be above ", options_.blocks_max));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<TicketSecret> TicketTable::Create(Request request) {
+absl::Status TicketTable::CheckShare(const Request& request) const {
+  if (request.tenant.empty()) return absl::OkStatus();
+  const auto found = shares_.find(request.tenant);
+  const Share has = found == shares_.end() ? Share() : found->second;
+  const std::size_t tickets_max = options_.tickets_max / kTicketShares;
+  if (has.tickets >= tickets_max) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "tenant \"", request.tenant, "\" has ", has.tickets, " tickets: at most ", tickets_max));
+  }
+  const std::size_t blocks_max = options_.blocks_max / kTicketShares;
+  if (request.blocks.size() > blocks_max - std::min(has.blocks, blocks_max)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tickets of tenant \"", request.tenant, "\" hold ", has.blocks,
+                     " blocks: ", request.blocks.size(), " more would be above ", blocks_max));
+  }
+  return absl::OkStatus();
+}
+
+std::optional<Fingerprint> TicketTable::NamespaceOf(const TicketSecret& secret) const {
+  const auto found = tickets_.lower_bound({secret, {}});
+  if (found == tickets_.end() || found->first.secret != secret) return std::nullopt;
+  return found->first.fingerprint;
+}
+
+absl::StatusOr<TicketName> TicketTable::Create(Request request) {
   KVMILL_RETURN_IF_ERROR(Check(request));
   KVMILL_ASSIGN_OR_RETURN(const TicketHolds::HoldId hold,
                           holds_.Hold(request.fingerprint, request.blocks, this));
-  TicketSecret secret = random_();
-  while (tickets_.contains(secret)) secret = random_();
+  TicketName name{random_(), request.fingerprint};
+  while (tickets_.contains(name)) name.secret = random_();
   const std::int64_t now = loop_.clock().MonotonicNanos();
-  Ticket& ticket = tickets_[secret];
-  ticket.fingerprint = request.fingerprint;
+  Ticket& ticket = tickets_[name];
+  ticket.tenant = std::move(request.tenant);
   for (TicketBlock& block : request.blocks) {
     ticket.blocks.emplace_back().what = std::move(block);
   }
@@ -79,20 +105,25 @@ absl::StatusOr<TicketSecret> TicketTable::Create(Request request) {
   ticket.ends_at = now + request.life_nanos;
   ticket.hold = hold;
   ticket.timer =
-      loop_.At(std::min(now + ticket.ttl_nanos, ticket.ends_at), [this, secret] { Due(secret); });
-  by_hold_[hold] = secret;
+      loop_.At(std::min(now + ticket.ttl_nanos, ticket.ends_at), [this, name] { Due(name); });
+  by_hold_[hold] = name;
   blocks_ += ticket.blocks.size();
+  if (!ticket.tenant.empty()) {
+    Share& share = shares_[ticket.tenant];
+    ++share.tickets;
+    share.blocks += ticket.blocks.size();
+  }
   ++counts_.created;
-  return secret;
+  return name;
 }
 
 // Progress only notes the time; the timer looks whether there was some.
-void TicketTable::Due(const TicketSecret& secret) {
-  const auto found = tickets_.find(secret);
+void TicketTable::Due(const TicketName& name) {
+  const auto found = tickets_.find(name);
   Ticket& ticket = found->second;
   const std::int64_t deadline = std::min(ticket.progress_at + ticket.ttl_nanos, ticket.ends_at);
   if (deadline <= loop_.clock().MonotonicNanos()) return Finish(found, End::kDeadline);
-  ticket.timer = loop_.At(deadline, [this, secret] { Due(secret); });
+  ticket.timer = loop_.At(deadline, [this, name] { Due(name); });
 }
 
 void TicketTable::Progress(Ticket* ticket) { ticket->progress_at = loop_.clock().MonotonicNanos(); }
@@ -103,6 +134,10 @@ void TicketTable::Finish(Tickets::iterator found, End why) {
   loop_.Cancel(ticket.timer);
   by_hold_.erase(ticket.hold);
   blocks_ -= ticket.blocks.size();
+  if (const auto share = shares_.find(ticket.tenant); share != shares_.end()) {
+    share->second.blocks -= ticket.blocks.size();
+    if (--share->second.tickets == 0) shares_.erase(share);
+  }
   switch (why) {
     case End::kAcknowledged:
       ++counts_.acknowledged;
@@ -123,27 +158,27 @@ void TicketTable::Finish(Tickets::iterator found, End why) {
   wait.mapped().done(TicketEndedError(why));
 }
 
-absl::Status TicketTable::Revoke(const TicketSecret& secret) {
-  const auto found = tickets_.find(secret);
-  if (found == tickets_.end()) return absl::NotFoundError("no such ticket, or not any more");
+absl::Status TicketTable::Revoke(const TicketName& name) {
+  const auto found = tickets_.find(name);
+  if (found == tickets_.end()) return NoSuchTicketError();
   Finish(found, End::kRevoked);
   return absl::OkStatus();
 }
 
 void TicketTable::RevokeAll(const std::string& owner) {
   if (owner.empty()) return;
-  std::vector<TicketSecret> theirs;
-  for (const auto& [secret, ticket] : tickets_) {
-    if (ticket.owner == owner) theirs.push_back(secret);
+  std::vector<TicketName> theirs;
+  for (const auto& [name, ticket] : tickets_) {
+    if (ticket.owner == owner) theirs.push_back(name);
   }
   // What hears of an end may end others.
-  for (const TicketSecret& secret : theirs) Revoke(secret).IgnoreError();  // Ended meanwhile.
+  for (const TicketName& name : theirs) Revoke(name).IgnoreError();  // Ended meanwhile.
 }
 
-absl::StatusOr<TicketTable::Tickets::iterator> TicketTable::Find(const TicketSecret& secret,
+absl::StatusOr<TicketTable::Tickets::iterator> TicketTable::Find(const TicketName& name,
                                                                  const Consumer& consumer) {
-  const auto found = tickets_.find(secret);
-  if (found == tickets_.end()) return absl::NotFoundError("no such ticket, or not any more");
+  const auto found = tickets_.find(name);
+  if (found == tickets_.end()) return NoSuchTicketError();
   const Ticket& ticket = found->second;
   if (!ticket.wanted.empty() && ticket.wanted != consumer.id) {
     return absl::PermissionDeniedError(absl::StrCat("the ticket is not for node ", consumer.id));
@@ -155,10 +190,11 @@ absl::StatusOr<TicketTable::Tickets::iterator> TicketTable::Find(const TicketSec
   return found;
 }
 
-TicketNews TicketTable::NewsOf(const Ticket& ticket, std::uint64_t seen) {
+TicketNews TicketTable::NewsOf(const TicketName& name, std::uint64_t seen) const {
+  const Ticket& ticket = tickets_.at(name);
   TicketNews news;
   news.version = ticket.version;
-  news.fingerprint = ticket.fingerprint;
+  news.fingerprint = name.fingerprint;
   for (std::uint32_t i = 0; i < ticket.blocks.size(); ++i) {
     const Block& block = ticket.blocks[i];
     if (seen == 0) news.blocks.push_back(block.what);
@@ -169,9 +205,9 @@ TicketNews TicketTable::NewsOf(const Ticket& ticket, std::uint64_t seen) {
   return news;
 }
 
-TicketTable::WaitId TicketTable::Redeem(const TicketSecret& secret, const Consumer& consumer,
+TicketTable::WaitId TicketTable::Redeem(const TicketName& name, const Consumer& consumer,
                                         std::uint64_t seen, std::int64_t wait_nanos, News done) {
-  const auto found = Find(secret, consumer);
+  const auto found = Find(name, consumer);
   if (!found.ok()) {
     done(found.status());
     return 0;
@@ -189,14 +225,14 @@ TicketTable::WaitId TicketTable::Redeem(const TicketSecret& secret, const Consum
   // Whoever asks again does not listen to the last answer any more.
   const WaitId last = std::exchange(ticket.wait, 0);
   if (seen < ticket.version) {
-    const TicketNews news = NewsOf(ticket, seen);
+    const TicketNews news = NewsOf(name, seen);
     if (last != 0) Answer(last);
     done(news);
     return 0;
   }
   const WaitId id = next_wait_++;
   Wait& wait = waits_[id];
-  wait.secret = secret;
+  wait.name = name;
   wait.seen = seen;
   wait.done = std::move(done);
   wait.timer = loop_.After(std::clamp<std::int64_t>(wait_nanos, 0, options_.wait_nanos_max),
@@ -210,22 +246,22 @@ void TicketTable::Answer(WaitId id) {
   auto node = waits_.extract(id);
   Wait& wait = node.mapped();
   loop_.Cancel(wait.timer);
-  Ticket& ticket = tickets_.at(wait.secret);
+  Ticket& ticket = tickets_.at(wait.name);
   if (ticket.wait == id) ticket.wait = 0;
-  wait.done(NewsOf(ticket, wait.seen));
+  wait.done(NewsOf(wait.name, wait.seen));
 }
 
 void TicketTable::CancelWait(WaitId id) {
   auto node = waits_.extract(id);
   if (node.empty()) return;
   loop_.Cancel(node.mapped().timer);
-  tickets_.at(node.mapped().secret).wait = 0;
+  tickets_.at(node.mapped().name).wait = 0;
 }
 
-absl::StatusOr<TicketHolds::HoldId> TicketTable::Read(const TicketSecret& secret,
+absl::StatusOr<TicketHolds::HoldId> TicketTable::Read(const TicketName& name,
                                                       const Consumer& consumer, std::uint32_t block,
                                                       const LayerSet& layers) {
-  KVMILL_ASSIGN_OR_RETURN(const auto found, Find(secret, consumer));
+  KVMILL_ASSIGN_OR_RETURN(const auto found, Find(name, consumer));
   Ticket& ticket = found->second;
   if (ticket.consumer.id.empty()) {
     return absl::FailedPreconditionError("the ticket was not redeemed yet");
@@ -252,8 +288,8 @@ absl::StatusOr<TicketHolds::HoldId> TicketTable::Read(const TicketSecret& secret
   return ticket.hold;
 }
 
-absl::Status TicketTable::Acknowledge(const TicketSecret& secret, const Consumer& consumer) {
-  KVMILL_ASSIGN_OR_RETURN(const auto found, Find(secret, consumer));
+absl::Status TicketTable::Acknowledge(const TicketName& name, const Consumer& consumer) {
+  KVMILL_ASSIGN_OR_RETURN(const auto found, Find(name, consumer));
   Finish(found, End::kAcknowledged);
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,7 @@ class TicketTable : private TicketHolds::Events {
   };
   struct Request {
     Fingerprint fingerprint{};
+    std::string tenant;  // Who has a share of the limits; empty: the daemons' own, who has all.
     std::vector<TicketBlock> blocks;
     std::string consumer;                       // Member::id of who may redeem it; empty: anyone.
     std::string owner;                          // See RevokeAll.
@@ -67,26 +69,28 @@ class TicketTable : private TicketHolds::Events {
   TicketTable& operator=(const TicketTable&) = delete;
 
   // INVALID_ARGUMENT names what is not within its limit, RESOURCE_EXHAUSTED which of the limits of
-  // all tickets is reached; or what TicketHolds::Hold said.
-  absl::StatusOr<TicketSecret> Create(Request request);
-  // NOT_FOUND: there is no such ticket (any more). Whoever waits for news is told ABORTED.
-  absl::Status Revoke(const TicketSecret& secret);
+  // all tickets, or of a tenant's share of them, is reached; or what TicketHolds::Hold said.
+  absl::StatusOr<TicketName> Create(Request request);
+  // The namespace of the ticket with this secret, whoever's it is.
+  std::optional<Fingerprint> NamespaceOf(const TicketSecret& secret) const;
+  // NoSuchTicketError, as everything below. Whoever waits for news is told ABORTED.
+  absl::Status Revoke(const TicketName& name);
   // All tickets of an owner that is gone; not those without one.
   void RevokeAll(const std::string& owner);
 
   // `done` runs once: within this call when there is something newer than `seen`, or an error;
   // else when there is, at `wait_nanos` from now, or when another Redeem of this ticket comes, with
   // what there is then; ABORTED when the ticket ends meanwhile. 0 when it has run already.
-  WaitId Redeem(const TicketSecret& secret, const Consumer& consumer, std::uint64_t seen,
+  WaitId Redeem(const TicketName& name, const Consumer& consumer, std::uint64_t seen,
                 std::int64_t wait_nanos, News done);
   // `done` does not run any more.
   void CancelWait(WaitId wait);
 
   // Whether this consumer may have these layers now, and where they are held.
-  absl::StatusOr<TicketHolds::HoldId> Read(const TicketSecret& secret, const Consumer& consumer,
+  absl::StatusOr<TicketHolds::HoldId> Read(const TicketName& name, const Consumer& consumer,
                                            std::uint32_t block, const LayerSet& layers);
   // NOT_FOUND when it has ended already: to the consumer the same as OK.
-  absl::Status Acknowledge(const TicketSecret& secret, const Consumer& consumer);
+  absl::Status Acknowledge(const TicketName& name, const Consumer& consumer);
 
   std::size_t size() const { return tickets_.size(); }
   std::size_t blocks() const { return blocks_; }
@@ -102,7 +106,7 @@ class TicketTable : private TicketHolds::Events {
     std::uint64_t digest = 0;
   };
   struct Ticket {
-    Fingerprint fingerprint{};
+    std::string tenant;
     std::vector<Block> blocks;
     std::string wanted;  // The consumer's id; empty: anyone.
     std::string owner;
@@ -116,36 +120,41 @@ class TicketTable : private TicketHolds::Events {
     WaitId wait = 0;  // 0: nobody waits.
   };
   struct Wait {
-    TicketSecret secret{};
+    TicketName name{};
     std::uint64_t seen = 0;
     Loop::TimerId timer = 0;
     News done;
   };
-  using Tickets = std::map<TicketSecret, Ticket>;
+  using Tickets = std::map<TicketName, Ticket>;
 
   void Finished(TicketHolds::HoldId hold, std::uint32_t block, const LayerSet& layers) override;
   void Sealed(TicketHolds::HoldId hold, std::uint32_t block, std::uint64_t digest) override;
   void Failed(TicketHolds::HoldId hold, std::uint32_t block) override;
 
   absl::Status Check(const Request& request) const;
-  absl::StatusOr<Tickets::iterator> Find(const TicketSecret& secret, const Consumer& consumer);
+  absl::Status CheckShare(const Request& request) const;
+  absl::StatusOr<Tickets::iterator> Find(const TicketName& name, const Consumer& consumer);
   Ticket* OfHold(TicketHolds::HoldId hold);
   void Changed(Ticket* ticket, Block* block);
   void Progress(Ticket* ticket);
-  void Due(const TicketSecret& secret);
+  void Due(const TicketName& name);
   void Answer(WaitId wait);
   void Finish(Tickets::iterator ticket, End why);
-  static TicketNews NewsOf(const Ticket& ticket, std::uint64_t seen);
+  TicketNews NewsOf(const TicketName& name, std::uint64_t seen) const;
 
   Loop& loop_;
   TicketHolds& holds_;
   const std::function<TicketSecret()> random_;
   const Options options_;
   Tickets tickets_;
-  std::map<TicketHolds::HoldId, TicketSecret> by_hold_;
+  std::map<TicketHolds::HoldId, TicketName> by_hold_;
   std::map<WaitId, Wait> waits_;
   WaitId next_wait_ = 1;
   std::size_t blocks_ = 0;
+  struct Share {
+    std::size_t tickets = 0, blocks = 0;
+  };
+  std::map<std::string, Share> shares_;  // By tenant, of those that have one.
   Counts counts_;
 };
 

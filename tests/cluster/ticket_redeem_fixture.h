@@ -26,7 +26,7 @@ class FakeWorld : public TicketPeers, public TicketCopies {
  public:
   explicit FakeWorld(Loop& loop) : loop_(loop) {}
 
-  TicketPeers::CallId Redeem(const Member&, const TicketSecret&, std::uint64_t since, std::int64_t,
+  TicketPeers::CallId Redeem(const Member&, const TicketName&, std::uint64_t since, std::int64_t,
                              std::int64_t deadline, TicketPeers::Done<TicketNews> done) override {
     ++questions;
     seen = since;
@@ -40,13 +40,13 @@ class FakeWorld : public TicketPeers, public TicketCopies {
     }
     return question_id;
   }
-  TicketPeers::CallId Pull(const Member&, const TicketSecret&, std::vector<Piece> pieces,
+  TicketPeers::CallId Pull(const Member&, const TicketName&, std::vector<Piece> pieces,
                            std::int64_t, TicketPeers::Done<std::vector<Landed>> done) override {
     const TicketPeers::CallId id = ++last;
     pulls[id] = {std::move(pieces), std::move(done)};
     return id;
   }
-  TicketPeers::CallId Acknowledge(const Member&, const TicketSecret&, std::int64_t,
+  TicketPeers::CallId Acknowledge(const Member&, const TicketName&, std::int64_t,
                                   std::function<void(absl::Status)> done) override {
     ++acknowledgements;
     loop_.Post([this, done = std::move(done)] { done(acknowledged); });
@@ -130,10 +130,11 @@ class TicketRedeemTest : public ::testing::Test {
   TicketRedeem::CallerId Start(Caller* caller, double seconds = 60, std::uint8_t secret = 1,
                                std::uint8_t fingerprint = 0) {
     TicketRedeem::Request request;
-    request.secret[0] = secret;
+    request.name.secret[0] = secret;
     request.producer = MemberNamed("prefill");
-    request.fingerprint[0] = std::byte{fingerprint};
+    request.name.fingerprint[0] = std::byte{fingerprint};
     request.here = here_;
+    request.tenant = tenant_;
     request.deadline_nanos =
         loop_.clock().MonotonicNanos() + static_cast<std::int64_t>(seconds * 1e9);
     return redeem_->Start(
@@ -178,7 +179,8 @@ class TicketRedeemTest : public ::testing::Test {
   FakeWorld world_;
   PeerHealth health_;
   std::unique_ptr<TicketRedeem> redeem_;
-  bool here_ = false;  // Tickets are redeemed where they were made.
+  bool here_ = false;   // Tickets are redeemed where they were made.
+  std::string tenant_;  // Of whoever redeems; empty: the daemons' own.
 };
 
 }  // namespace kvmill::testing

@@ -37,14 +37,72 @@ TEST_F(TicketRedeemTest, PullsLayersAsTheyAreFinishedAndSealsWithTheProducer) {
   ExpectNothing();
 }
 
+class TicketSharesTest : public TicketRedeemTest {
+ protected:
+  TicketSharesTest() : TicketRedeemTest({.tickets_max = 8}) {}
+};
+
+TEST_F(TicketSharesTest, AnotherTenantRedeemsAQuarterOfTheTickets) {
+  Caller first, second, third, same, of_another, own;
+  tenant_ = "x";
+  Start(&first, 60, 1);
+  Start(&second, 60, 2);
+  Start(&third, 60, 3);
+  Start(&same, 60, 1);
+  tenant_ = "y";
+  Start(&of_another, 60, 3);
+  tenant_ = "";
+  Start(&own, 60, 4);
+  Wait();
+  EXPECT_EQ(third.outcome.status,
+            absl::ResourceExhaustedError(
+                "2 tickets of tenant \"x\" are being redeemed: at most 2"));
+  EXPECT_EQ(redeem_->running(), 4u);
+  for (const Caller* caller : {&first, &second, &same, &of_another, &own}) {
+    EXPECT_EQ(caller->dones, 0);
+  }
+}
+
+// Its secret is another ticket's, which is at work here, or remembered.
+TEST_F(TicketRedeemTest, OfAnotherNamespaceATicketIsAnotherOne) {
+  Caller own, forged, late;
+  Start(&own);
+  world_.Answer(FirstNews({{0, State::kOpen, Layers({0}), 0}}));
+  Wait();
+  EXPECT_EQ(own.updates, 1);
+  const int questions = world_.questions;
+  const auto question = std::exchange(world_.question, nullptr);
+  Start(&forged, 60, 1, /*fingerprint=*/9);
+  Wait();
+  EXPECT_EQ(world_.questions, questions + 1) << "the producer is asked, as of any";
+  EXPECT_EQ(forged.updates + forged.dones, 0);
+  // One that does not look at the namespace.
+  world_.Answer(FirstNews({{0, State::kOpen, Layers({0}), 0}}));
+  Wait();
+  ASSERT_EQ(forged.dones, 1);
+  EXPECT_EQ(forged.outcome.status, NoSuchTicketError());
+  EXPECT_TRUE(forged.outcome.blocks.empty());
+  EXPECT_EQ(forged.updates, 0);
+  EXPECT_EQ(world_.acknowledgements, 0) << "it is not his to end";
+  EXPECT_EQ(own.dones, 0);
+  question(Later(2, {{0, State::kFailed, {}, 0}, {1, State::kFailed, {}, 0}}));
+  Wait();
+  ASSERT_EQ(own.dones, 1);
+  EXPECT_TRUE(own.outcome.status.ok());
+  Start(&late, 60, 1, /*fingerprint=*/8);
+  Wait();
+  EXPECT_EQ(late.dones, 0) << "nothing is remembered of it";
+  world_.Answer(NoSuchTicketError());
+  Wait();
+  EXPECT_EQ(late.outcome.status, NoSuchTicketError());
+  ExpectNothing();
+}
+
 TEST_F(TicketRedeemTest, RanksShareTheWorkAndALateOneIsToldHowItEnded) {
-  Caller first, second, late, other, much_later;
+  Caller first, second, late, much_later;
   Start(&first);
   Start(&second);
   EXPECT_EQ(world_.questions, 1);
-  Start(&other, 60, 1, /*fingerprint=*/9);
-  Wait();
-  EXPECT_TRUE(absl::IsInvalidArgument(other.outcome.status));
   world_.Answer(FirstNews({{0, State::kFailed, {}, 0}, {1, State::kFailed, {}, 0}}));
   Wait();
   Start(&late);

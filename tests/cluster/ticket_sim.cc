@@ -82,7 +82,7 @@ class TicketSim {
     std::string producer_life, consumer_life;
     std::vector<TicketBlock> blocks;
     std::vector<std::size_t> layers_left;
-    TicketSecret secret{};
+    TicketName name{};
     bool peace = false;
     bool engine_gone = false;
     std::map<std::uint32_t, std::int64_t> finished_at;  // The last layer.
@@ -209,12 +209,12 @@ class TicketSim {
         transfer->peace ? 5 * kSimSecond : events_.Uniform(kSimSecond / 2, 4 * kSimSecond);
     request.life_nanos = events_.Uniform(5 * kSimSecond, 12 * kSimSecond);
     const auto [ttl, life] = std::pair(request.ttl_nanos, request.life_nanos);
-    const absl::StatusOr<TicketSecret> secret = process.table.Create(std::move(request));
-    if (!secret.ok()) return;  // There are too many, and nothing came of it.
-    process.store.Promise(*secret, ttl, life);
+    const absl::StatusOr<TicketName> name = process.table.Create(std::move(request));
+    if (!name.ok()) return;  // There are too many, and nothing came of it.
+    process.store.Promise(*name, ttl, life);
     ++report_.tickets;
     report_.blocks_promised += transfer->blocks.size();
-    transfer->secret = *secret;
+    transfer->name = *name;
     events_.Trace(absl::StrCat(transfer->producer_life, " promises ", transfer->blocks.size(),
                                " blocks to ", transfer->consumer_life));
     const int callers = static_cast<int>(events_.Uniform(1, 2));
@@ -234,9 +234,9 @@ class TicketSim {
     TicketSimNode::Process& process = Node(transfer->producer).process();
     transfer->engine_gone = true;
     if (world_.fault != TicketFault::kNoRevocation) {
-      process.table.Revoke(transfer->secret).IgnoreError();  // It may have ended.
+      process.table.Revoke(transfer->name).IgnoreError();  // It may have ended.
     }
-    if (process.store.Holds(transfer->secret)) Fail("a revoked ticket is held");
+    if (process.store.Holds(transfer->name)) Fail("a revoked ticket is held");
     for (const TicketBlock& block : transfer->blocks) {
       if (events_.Chance(0.5)) process.store.AbandonAssembly(block.key);
     }
@@ -295,7 +295,7 @@ class TicketSim {
     TicketSimNode& node = Node(transfer->consumer);
     const std::uint64_t id = next_redemption_++;
     TicketRedeem::Request request;
-    request.secret = transfer->secret;
+    request.name = transfer->name;
     request.producer = Node(transfer->producer).member();
     request.producer.incarnation = transfer->producer_life;
     const std::int64_t limit =
@@ -375,7 +375,7 @@ class TicketSim {
       if (block.fate != Fate::kSealed) Fail("in peace a block was not sealed");
     }
     RunFor(100 * kSimMs);
-    if (Node(producer).process().store.Holds(transfer->secret)) {
+    if (Node(producer).process().store.Holds(transfer->name)) {
       Fail("a ticket that was done is held");
     }
   }

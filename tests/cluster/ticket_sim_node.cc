@@ -177,17 +177,17 @@ absl::StatusOr<TicketHolds::HoldId> TicketSimStore::Hold(const Fingerprint&,
   return id;
 }
 
-void TicketSimStore::Promise(const TicketSecret& secret, std::int64_t ttl_nanos,
+void TicketSimStore::Promise(const TicketName& name, std::int64_t ttl_nanos,
                              std::int64_t life_nanos) {
-  promised_[secret] = next_hold_ - 1;
+  promised_[name] = next_hold_ - 1;
   Held& held = held_.at(next_hold_ - 1);
-  held.secret = secret;
+  held.name = name;
   held.ttl_nanos = ttl_nanos;
   held.life_nanos = life_nanos;
 }
 
-void TicketSimStore::Asked(const TicketSecret& secret) {
-  const auto found = promised_.find(secret);
+void TicketSimStore::Asked(const TicketName& name) {
+  const auto found = promised_.find(name);
   if (found == promised_.end()) return;
   Held& held = held_.at(found->second);
   if (!held.asked) held.progress_at = loop_.clock().MonotonicNanos();
@@ -215,7 +215,7 @@ void TicketSimStore::Release(HoldId hold) {
     world_.fail(absl::StrCat(node_, " let go of hold ", hold, " before its deadline"));
   }
   held.released = true;
-  promised_.erase(held.secret);
+  promised_.erase(held.name);
   if (world_.fault != TicketFault::kKeepsHolds) held_.erase(found);
 }
 
@@ -388,17 +388,17 @@ void TicketSimPeers::Cancel(CallId call) {
   End(call, [] {});
 }
 
-TicketPeers::CallId TicketSimPeers::Redeem(const Member& producer, const TicketSecret& secret,
+TicketPeers::CallId TicketSimPeers::Redeem(const Member& producer, const TicketName& name,
                                            std::uint64_t seen, std::int64_t wait_nanos,
                                            std::int64_t deadline_nanos, Done<TicketNews> done) {
   return Start(
       producer, deadline_nanos, done, nullptr,
-      [world = &world_, secret, consumer = self_, seen, wait_nanos, done](TicketSimNode& host,
-                                                                          const Reply& reply) {
+      [world = &world_, name, consumer = self_, seen, wait_nanos, done](TicketSimNode& host,
+                                                                        const Reply& reply) {
         host.process().table.Redeem(
-            secret, consumer, seen, wait_nanos,
-            [world, &host, secret, reply, done](absl::StatusOr<TicketNews> news) {
-              if (news.ok()) host.process().store.Asked(secret);
+            name, consumer, seen, wait_nanos,
+            [world, &host, name, reply, done](absl::StatusOr<TicketNews> news) {
+              if (news.ok()) host.process().store.Asked(name);
               if (news.ok() && world->events.Chance(host.lies) && !news->changed.empty()) {
                 TicketBlockNews& change = news->changed[static_cast<std::size_t>(
                     world->events.Uniform(0, static_cast<std::int64_t>(news->changed.size()) - 1))];
@@ -424,7 +424,7 @@ TicketPeers::CallId TicketSimPeers::Redeem(const Member& producer, const TicketS
       });
 }
 
-TicketPeers::CallId TicketSimPeers::Pull(const Member& producer, const TicketSecret& secret,
+TicketPeers::CallId TicketSimPeers::Pull(const Member& producer, const TicketName& name,
                                          std::vector<Piece> pieces, std::int64_t deadline_nanos,
                                          Done<std::vector<Landed>> done) {
   for (const Piece& piece : pieces) store_.PullBegins(piece.copy);
@@ -433,8 +433,8 @@ TicketPeers::CallId TicketSimPeers::Pull(const Member& producer, const TicketSec
       [this, pieces] {
         for (const Piece& piece : pieces) store_.PullEnds(piece.copy);
       },
-      [this, world = &world_, secret, consumer = self_, pieces, done](TicketSimNode& host,
-                                                                      const Reply& reply) {
+      [this, world = &world_, name, consumer = self_, pieces, done](TicketSimNode& host,
+                                                                    const Reply& reply) {
         struct Came {
           std::size_t piece = 0, layer = 0;
           SimPage page;
@@ -442,7 +442,7 @@ TicketPeers::CallId TicketSimPeers::Pull(const Member& producer, const TicketSec
         std::vector<Came> came;
         for (std::size_t p = 0; p < pieces.size(); ++p) {
           const absl::StatusOr<TicketHolds::HoldId> hold =
-              host.process().table.Read(secret, consumer, pieces[p].block, pieces[p].layers);
+              host.process().table.Read(name, consumer, pieces[p].block, pieces[p].layers);
           if (absl::IsInvalidArgument(hold.status())) continue;  // Such pages are not there.
           if (!hold.ok()) {
             return reply([done, status = hold.status()] { done(status); });
@@ -480,15 +480,15 @@ TicketPeers::CallId TicketSimPeers::Pull(const Member& producer, const TicketSec
       });
 }
 
-TicketPeers::CallId TicketSimPeers::Acknowledge(const Member& producer, const TicketSecret& secret,
+TicketPeers::CallId TicketSimPeers::Acknowledge(const Member& producer, const TicketName& name,
                                                 std::int64_t deadline_nanos,
                                                 std::function<void(absl::Status)> done) {
   return Start(
       producer, deadline_nanos, done, nullptr,
-      [world = &world_, secret, consumer = self_, done](TicketSimNode& host, const Reply& reply) {
+      [world = &world_, name, consumer = self_, done](TicketSimNode& host, const Reply& reply) {
         absl::Status status;
         if (world->fault != TicketFault::kNoAcknowledgement) {
-          status = host.process().table.Acknowledge(secret, consumer);
+          status = host.process().table.Acknowledge(name, consumer);
         }
         reply([done, status] { done(status); });
       });

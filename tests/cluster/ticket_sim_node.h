@@ -68,10 +68,10 @@ class TicketSimStore : public TicketHolds, public TicketCopies {
   void Release(HoldId hold) override;
   SimPage ReadPage(HoldId hold, std::uint32_t block, std::size_t layer);
   // What a ticket is due its hold, to check that it is kept.
-  void Promise(const TicketSecret& secret, std::int64_t ttl_nanos, std::int64_t life_nanos);
-  void Asked(const TicketSecret& secret);
+  void Promise(const TicketName& name, std::int64_t ttl_nanos, std::int64_t life_nanos);
+  void Asked(const TicketName& name);
   void Pulled(HoldId hold, std::uint32_t block, const LayerSet& layers);
-  bool Holds(const TicketSecret& secret) const { return promised_.contains(secret); }
+  bool Holds(const TicketName& name) const { return promised_.contains(name); }
   // How many tickets have ended by their deadline.
   std::function<std::uint64_t()> expired;
   // What is held for longer than it may; empty: nothing.
@@ -107,7 +107,7 @@ class TicketSimStore : public TicketHolds, public TicketCopies {
     bool asked = false, released = false;
     std::int64_t made_at = 0, progress_at = 0;
     std::int64_t ttl_nanos = 0, life_nanos = 0;
-    TicketSecret secret{};
+    TicketName name{};
   };
   struct Copy {
     TicketBlock block;
@@ -131,7 +131,7 @@ class TicketSimStore : public TicketHolds, public TicketCopies {
   std::map<std::string, SimPages> sealed_;
   HoldId next_hold_ = 1;
   std::map<HoldId, Held> held_;
-  std::map<TicketSecret, HoldId> promised_;
+  std::map<TicketName, HoldId> promised_;
   std::uint64_t expired_ = 0;
   CopyId next_copy_ = 1;
   std::map<CopyId, Copy> copies_;
@@ -147,13 +147,13 @@ class TicketSimPeers : public TicketPeers {
       : world_(world), loop_(loop), store_(store), machine_(machine), self_(std::move(self)) {}
   ~TicketSimPeers() override;
 
-  CallId Redeem(const Member& producer, const TicketSecret& secret, std::uint64_t seen,
+  CallId Redeem(const Member& producer, const TicketName& name, std::uint64_t seen,
                 std::int64_t wait_nanos, std::int64_t deadline_nanos,
                 Done<TicketNews> done) override;
-  CallId Pull(const Member& producer, const TicketSecret& secret, std::vector<Piece> pieces,
+  CallId Pull(const Member& producer, const TicketName& name, std::vector<Piece> pieces,
               std::int64_t deadline_nanos, Done<std::vector<Landed>> done) override;
-  CallId Acknowledge(const Member& producer, const TicketSecret& secret,
-                     std::int64_t deadline_nanos, std::function<void(absl::Status)> done) override;
+  CallId Acknowledge(const Member& producer, const TicketName& name, std::int64_t deadline_nanos,
+                     std::function<void(absl::Status)> done) override;
   void Cancel(CallId call) override;
 
   std::size_t open() const { return calls_.size(); }

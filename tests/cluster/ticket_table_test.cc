@@ -113,7 +113,7 @@ class TicketTableTest : public ::testing::Test {
         },
         options);
   }
-  TicketSecret Create(const std::string& consumer = "", const std::string& owner = "") {
+  TicketName Create(const std::string& consumer = "", const std::string& owner = "") {
     TicketTable::Request request = RequestOf({BlockNamed("a"), BlockNamed("b")});
     request.consumer = consumer;
     request.owner = owner;
@@ -126,10 +126,10 @@ class TicketTableTest : public ::testing::Test {
     request.life_nanos = 60 * kSimSecond;
     return request;
   }
-  void Redeem(const TicketSecret& secret, std::uint64_t seen,
+  void Redeem(const TicketName& ticket, std::uint64_t seen,
               const TicketTable::Consumer& consumer = {"decode", "1"}) {
     answer_.reset();
-    table_->Redeem(secret, consumer, seen, kSimSecond,
+    table_->Redeem(ticket, consumer, seen, kSimSecond,
                    [this](const absl::StatusOr<TicketNews>& news) { answer_ = news; });
   }
   void Wait(double seconds) {
@@ -176,17 +176,71 @@ TEST_F(TicketTableTest, WhatIsNotWithinALimitIsNamed) {
   EXPECT_EQ(holds_.open.size(), 2u);
 }
 
+// Who has the secret and says another namespace.
+TEST_F(TicketTableTest, OfAnotherNamespaceThereIsNoSuchTicket) {
+  const TicketName ticket = Create("decode");
+  TicketName forged = ticket, unknown = ticket;
+  forged.fingerprint[3] = std::byte{1};
+  unknown.secret[9] = 1;
+  const TicketTable::Consumer consumer = {"decode", "1"};
+  for (const TicketName& name : {forged, unknown}) {
+    Redeem(name, 0, {"other", "1"});
+    EXPECT_EQ(answer_->status(), NoSuchTicketError()) << "nor whom it is for";
+    EXPECT_EQ(table_->Read(name, consumer, 0, Layers({0})).status(), NoSuchTicketError());
+    EXPECT_EQ(table_->Acknowledge(name, consumer), NoSuchTicketError());
+    EXPECT_EQ(table_->Revoke(name), NoSuchTicketError());
+  }
+  EXPECT_TRUE(Held());
+  Redeem(ticket, 0);
+  EXPECT_TRUE(answer_->ok()) << "it is nobody else's";
+  EXPECT_EQ(table_->NamespaceOf(ticket.secret), ticket.fingerprint);
+  EXPECT_EQ(table_->NamespaceOf(unknown.secret), std::nullopt);
+}
+
+TEST_F(TicketTableTest, AnotherTenantHasAQuarterOfTheLimitsAndHearsNothingOfOthers) {
+  Open({.tickets_max = 8, .blocks_max = 12});
+  const auto error = [this](TicketTable::Request request, const std::string& tenant) {
+    request.tenant = tenant;
+    return std::string(table_->Create(std::move(request)).status().message());
+  };
+  const auto one = RequestOf({BlockNamed("a")});
+  const auto two = RequestOf({BlockNamed("a"), BlockNamed("b")});
+  EXPECT_EQ(error(two, "x"), "");
+  EXPECT_EQ(error(two, "x"),
+            "tickets of tenant \"x\" hold 2 blocks: 2 more would be above 3");
+  EXPECT_EQ(error(one, "x"), "");
+  EXPECT_EQ(error(one, "x"), "tenant \"x\" has 2 tickets: at most 2");
+  EXPECT_EQ(error(one, "y"), "");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(error(two, ""), "") << "the rest is the daemons' own";
+  EXPECT_EQ(error(RequestOf({BlockNamed("a"), BlockNamed("b"), BlockNamed("c")}), "z"),
+            "tickets hold many blocks: 3 more would be above 12");
+  EXPECT_EQ(error(two, ""), "");
+  EXPECT_EQ(error(one, ""), "tickets hold 12 blocks: 1 more would be above 12");
+}
+
+TEST_F(TicketTableTest, WhatEndedCountsForNobody) {
+  Open({.tickets_max = 4, .blocks_max = 100});
+  for (int i = 0; i < 3; ++i) {
+    TicketTable::Request request = RequestOf({BlockNamed("a")});
+    request.tenant = "x";
+    const auto ticket = table_->Create(request);
+    ASSERT_TRUE(ticket.ok()) << ticket.status();
+    EXPECT_TRUE(absl::IsResourceExhausted(table_->Create(request).status()));
+    EXPECT_TRUE(table_->Revoke(*ticket).ok());
+  }
+}
+
 TEST_F(TicketTableTest, ProgressMovesTheDeadlineUpToTheMaximum) {
-  const TicketSecret secret = Create();
+  const TicketName ticket = Create();
   Wait(9);
-  Redeem(secret, 0);
+  Redeem(ticket, 0);
   for (int i = 0; i < 3; ++i) {
     Wait(9);
     holds_.events->Finished(1, 0, LayerSet::First(static_cast<std::size_t>(i) + 1));
   }
   Wait(9.9);
   EXPECT_TRUE(Held());
-  ASSERT_TRUE(table_->Read(secret, {"decode", "1"}, 0, Layers({0, 1})).ok());
+  ASSERT_TRUE(table_->Read(ticket, {"decode", "1"}, 0, Layers({0, 1})).ok());
   Wait(9.9);
   EXPECT_TRUE(Held()) << "pages that are pulled are progress";
   holds_.events->Sealed(1, 0, 1);
@@ -196,19 +250,19 @@ TEST_F(TicketTableTest, ProgressMovesTheDeadlineUpToTheMaximum) {
   Wait(0.2);
   EXPECT_FALSE(Held()) << "the maximum";
   EXPECT_EQ(table_->counts().expired, 1u);
-  Redeem(secret, 0);
+  Redeem(ticket, 0);
   EXPECT_TRUE(absl::IsNotFound(answer_->status()));
 }
 
 TEST_F(TicketTableTest, QuestionsAndPagesPulledAgainAreNoProgress) {
-  const TicketSecret secret = Create();
-  Redeem(secret, 0);
+  const TicketName ticket = Create();
+  Redeem(ticket, 0);
   holds_.events->Finished(1, 0, Layers({0}));
-  ASSERT_TRUE(table_->Read(secret, {"decode", "1"}, 0, Layers({0})).ok());
+  ASSERT_TRUE(table_->Read(ticket, {"decode", "1"}, 0, Layers({0})).ok());
   for (int i = 0; i < 9; ++i) {
     Wait(1);
-    Redeem(secret, 2);
-    EXPECT_TRUE(table_->Read(secret, {"decode", "1"}, 0, Layers({0})).ok());
+    Redeem(ticket, 2);
+    EXPECT_TRUE(table_->Read(ticket, {"decode", "1"}, 0, Layers({0})).ok());
     holds_.events->Finished(1, 0, Layers({0}));
   }
   EXPECT_TRUE(Held());
@@ -217,7 +271,7 @@ TEST_F(TicketTableTest, QuestionsAndPagesPulledAgainAreNoProgress) {
 }
 
 TEST_F(TicketTableTest, AHoldEndsOnceHoweverItEnds) {
-  const TicketSecret acknowledged = Create();
+  const TicketName acknowledged = Create();
   Redeem(acknowledged, 0);
   EXPECT_TRUE(table_->Acknowledge(acknowledged, {"decode", "1"}).ok());
   EXPECT_FALSE(Held());
@@ -226,7 +280,7 @@ TEST_F(TicketTableTest, AHoldEndsOnceHoweverItEnds) {
   Redeem(acknowledged, 1);
   EXPECT_TRUE(absl::IsNotFound(answer_->status()));
 
-  const TicketSecret revoked = Create();
+  const TicketName revoked = Create();
   Redeem(revoked, 0);
   Redeem(revoked, 1);
   EXPECT_FALSE(answer_.has_value());
@@ -251,44 +305,44 @@ TEST_F(TicketTableTest, AHoldEndsOnceHoweverItEnds) {
 }
 
 TEST_F(TicketTableTest, AnswersAreTheSameForOneConsumerAndNoneForAnother) {
-  const TicketSecret secret = Create("decode");
-  Redeem(secret, 0, {"other", "1"});
+  const TicketName ticket = Create("decode");
+  Redeem(ticket, 0, {"other", "1"});
   EXPECT_TRUE(absl::IsPermissionDenied(answer_->status()));
   EXPECT_TRUE(
-      absl::IsFailedPrecondition(table_->Read(secret, {"decode", "1"}, 0, LayerSet()).status()))
+      absl::IsFailedPrecondition(table_->Read(ticket, {"decode", "1"}, 0, LayerSet()).status()))
       << "nobody has redeemed it yet";
   for (int i = 0; i < 2; ++i) {
-    Redeem(secret, 0);
+    Redeem(ticket, 0);
     ASSERT_TRUE(answer_->ok());
     EXPECT_EQ((*answer_)->version, 1u);
     EXPECT_EQ((*answer_)->blocks, (std::vector<TicketBlock>{BlockNamed("a"), BlockNamed("b")}));
     EXPECT_TRUE((*answer_)->changed.empty());
   }
-  Redeem(secret, 0, {"decode", "2"});
+  Redeem(ticket, 0, {"decode", "2"});
   EXPECT_TRUE(absl::IsFailedPrecondition(answer_->status()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(table_->Acknowledge(secret, {"decode", "2"})));
+  EXPECT_TRUE(absl::IsFailedPrecondition(table_->Acknowledge(ticket, {"decode", "2"})));
   holds_.events->Finished(1, 1, Layers({2}));
   holds_.events->Failed(1, 0);
-  Redeem(secret, 1);
+  Redeem(ticket, 1);
   ASSERT_TRUE(answer_->ok());
   const std::vector<TicketBlockNews> both = {{0, State::kFailed, LayerSet(), 0},
                                              {1, State::kOpen, Layers({2}), 0}};
   EXPECT_EQ((*answer_)->changed, both);
-  Redeem(secret, 2);
+  Redeem(ticket, 2);
   EXPECT_EQ((*answer_)->changed, (std::vector<TicketBlockNews>{both[0]}));
-  Redeem(secret, 4);
+  Redeem(ticket, 4);
   EXPECT_TRUE(absl::IsInvalidArgument(answer_->status()));
 }
 
 TEST_F(TicketTableTest, WhoeverWaitsHearsOfTheNextChangeOrOfNothingInTime) {
-  const TicketSecret secret = Create();
-  Redeem(secret, 0);
-  Redeem(secret, 1);
+  const TicketName ticket = Create();
+  Redeem(ticket, 0);
+  Redeem(ticket, 1);
   EXPECT_FALSE(answer_.has_value());
   holds_.events->Finished(1, 0, Layers({1}));
   ASSERT_TRUE(answer_.has_value());
   EXPECT_EQ((*answer_)->version, 2u);
-  Redeem(secret, 2);
+  Redeem(ticket, 2);
   Wait(0.9);
   EXPECT_FALSE(answer_.has_value());
   Wait(0.2);
@@ -298,15 +352,15 @@ TEST_F(TicketTableTest, WhoeverWaitsHearsOfTheNextChangeOrOfNothingInTime) {
   // A second question answers the first.
   int first = 0;
   table_->Redeem(
-      secret, {"decode", "1"}, 2, kSimSecond,
+      ticket, {"decode", "1"}, 2, kSimSecond,
       [&first](const absl::StatusOr<TicketNews>& news) { first += news.ok() ? 1 : 100; });
-  Redeem(secret, 2);
+  Redeem(ticket, 2);
   EXPECT_EQ(first, 1);
   EXPECT_FALSE(answer_.has_value());
   EXPECT_EQ(table_->waiting(), 1u);
-  EXPECT_TRUE(table_->Revoke(secret).ok());
+  EXPECT_TRUE(table_->Revoke(ticket).ok());
 
-  const TicketSecret left = Create();
+  const TicketName left = Create();
   Redeem(left, 0);
   answer_.reset();
   const TicketTable::WaitId wait =
@@ -320,18 +374,18 @@ TEST_F(TicketTableTest, WhoeverWaitsHearsOfTheNextChangeOrOfNothingInTime) {
 }
 
 TEST_F(TicketTableTest, OnlyFinishedPagesAreRead) {
-  const TicketSecret secret = Create();
-  Redeem(secret, 0);
+  const TicketName ticket = Create();
+  Redeem(ticket, 0);
   holds_.events->Finished(1, 0, Layers({0, 2}));
   const TicketTable::Consumer consumer = {"decode", "1"};
-  EXPECT_EQ(*table_->Read(secret, consumer, 0, Layers({0, 2})), 1u);
-  EXPECT_EQ(table_->Read(secret, consumer, 0, Layers({1})).status().message(),
+  EXPECT_EQ(*table_->Read(ticket, consumer, 0, Layers({0, 2})), 1u);
+  EXPECT_EQ(table_->Read(ticket, consumer, 0, Layers({1})).status().message(),
             "layer 1 of block 0 of a ticket: 2 of 3 are finished");
-  EXPECT_EQ(table_->Read(secret, consumer, 2, Layers({0})).status().message(),
+  EXPECT_EQ(table_->Read(ticket, consumer, 2, Layers({0})).status().message(),
             "block 2 of a ticket of 2");
   EXPECT_TRUE(absl::IsNotFound(table_->Read({}, consumer, 0, Layers({0})).status()));
   holds_.events->Failed(1, 0);
-  EXPECT_TRUE(absl::IsInvalidArgument(table_->Read(secret, consumer, 0, Layers({0})).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(table_->Read(ticket, consumer, 0, Layers({0})).status()));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A client in a process of its own, for tests that need another user's, or one to kill.
 //   client_probe unix:PATH COMMAND ...
 //     status                 Makes an admin call and exits with its status code.
+//     revoke NAME COUNT      Revokes a ticket that is none.
 //     store NAME COUNT       Stores COUNT blocks of sequence NAME and says how many were stored.
 //     find NAME COUNT        Says "hits H listed L blocks B".
 //     map NAME COUNT MS      Maps the blocks with leases of MS, says "mapped N", looks at them,
@@ -172,6 +173,7 @@ int Main(std::vector<std::string> arguments) {
     Need(client->Status());
     return 0;
   }
+  if (command == "revoke") NeedOk(client->RevokeTicket("none"));
   if (arguments.size() < 4) return 101;
   const ClientNamespace ns = Need(client->OpenNamespace("n", SmallSpec()));
   const std::unique_ptr<Device> device = MakeHostDevice();  // Stands in for a GPU.

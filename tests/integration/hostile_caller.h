@@ -329,6 +329,7 @@ class Caller {
     holder.set_secret(bearer.secret());
     holder.set_consumer("another");
     holder.set_consumer_incarnation(std::string(16, 'a'));
+    holder.set_fingerprint(bearer.fingerprint());
     return holder;
   }
   MessagePtr ValidOfTicket(const MethodDescriptor& method) {

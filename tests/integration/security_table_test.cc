@@ -33,6 +33,7 @@
 #include "kvmill/v1/data.grpc.pb.h"
 #include "kvmill/v1/events.grpc.pb.h"
 #include "kvmill/v1/peer.grpc.pb.h"
+#include "kvmill/v1/ticket.grpc.pb.h"
 #include "tests/integration/security_fixture.h"
 
 namespace kvmill::testing {
@@ -80,6 +81,8 @@ const char* CodeName(grpc::StatusCode code) {
       return "OK";
     case grpc::StatusCode::PERMISSION_DENIED:
       return "PERMISSION_DENIED";
+    case grpc::StatusCode::NOT_FOUND:
+      return "NOT_FOUND";
     case grpc::StatusCode::UNAUTHENTICATED:
       return "UNAUTHENTICATED";
     case grpc::StatusCode::FAILED_PRECONDITION:
@@ -121,6 +124,19 @@ grpc::Status CallOn(const std::shared_ptr<grpc::Channel>& channel, const std::st
     if (!reader->Read(&reply)) return reader->Finish();
     call.TryCancel();
     return grpc::Status::OK;
+  }
+  if (method == "Ticket.Revoke") {  // Of none.
+    v1::RevokeTicketReply reply;
+    return v1::Ticket::NewStub(channel)->Revoke(&call, {}, &reply);
+  }
+  if (absl::StartsWith(method, "Admin.Where")) {
+    v1::WhereRequest request;
+    request.mutable_namespace_()->set_name("n");
+    request.set_key(std::string(32, 'k'));
+    std::vector<std::string> words = absl::StrSplit(method, '`');  // "Admin.Where of `x`".
+    if (words.size() == 3) request.set_tenant(words[1]);
+    v1::WhereReply reply;
+    return v1::Admin::NewStub(channel)->Where(&call, request, &reply);
   }
   EXPECT_EQ(method, "Peer.ListRuns");
   v1::ListRunsRequest request;
@@ -338,8 +354,10 @@ class SecurityTableTest : public SecurityTest {
   Said OnSocket(const Row& row) {
     if (row.who == "another user of the socket's group") {
       SetLetIn(true);
-      const auto probe =
-          Probe({row.call == "Admin.Status" ? "status" : "find", "s", "1"}, kSomebody);
+      const std::map<std::string, std::string> commands = {
+          {"Admin.Status", "status"}, {"Cache.Stat", "find"}, {"Ticket.Revoke", "revoke"}};
+      EXPECT_EQ(commands.count(row.call), 1u) << row.call;
+      const auto probe = Probe({commands.at(row.call), "s", "1"}, kSomebody);
       const std::string line = probe->ReadLine();
       if (probe->WaitExit().code == 0) return {"OK", line};
       const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(": ", 1));

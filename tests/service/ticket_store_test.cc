@@ -50,14 +50,15 @@ class TicketStoreTest : public TieredStoreTest {
   void SetUp() override { Start(kManyBytes); }
   void TearDown() override { Stop(); }
 
-  void Start(std::uint64_t bytes_max, bool with_disk = false) {
+  void Start(std::uint64_t bytes_max, bool with_disk = false,
+             const SharedTenants& shared = SharedTenants()) {
     Stop();
     if (store_ == nullptr) Open(with_disk);
     loop_ = std::make_unique<ThreadLoop>(SystemClock());
     workers_ = std::make_unique<WorkerPool>(2, "workers");
     loop_->Run([&] {
-      holds_ = std::make_unique<StoreTicketHolds>(*loop_, *store_, *workers_, bytes_max);
-      copies_ = std::make_unique<StoreTicketCopies>(*loop_, *store_, *workers_, bytes_max);
+      holds_ = std::make_unique<StoreTicketHolds>(*loop_, *store_, *workers_, bytes_max, shared);
+      copies_ = std::make_unique<StoreTicketCopies>(*loop_, *store_, *workers_, bytes_max, shared);
     });
   }
   void Stop() {
@@ -282,7 +283,7 @@ TEST_F(TicketStoreTest, ABlockThatIsGivenUpFails) {
 
 TEST_F(TicketStoreTest, HoldsAreBoundedAndFitTheirNamespace) {
   std::uint64_t bytes = 0;
-  loop_->Run([&] { bytes = InStore(*store_, Space(), Block(1))->bytes; });
+  loop_->Run([&] { bytes = InStore(*store_, *SharedTenants().Find(*store_, Space()), Block(1))->bytes; });
   Start(2 * bytes);
   const auto hold = Hold({Block(1), Block(2)});
   ASSERT_TRUE(hold.ok());
@@ -364,9 +365,57 @@ TEST_F(TicketStoreTest, DamagedAndForeignPagesAreRefused) {
   EXPECT_EQ(UsedBytes(), 0u);
 }
 
+TEST(TicketBytesTest, AnotherTenantHasAQuarterAndHearsNothingOfOthers) {
+  TicketBytes bytes("tickets hold", 100);
+  EXPECT_TRUE(bytes.Take("x", 20).ok());
+  EXPECT_EQ(bytes.Take("x", 6), absl::ResourceExhaustedError(
+                                    "of tenant \"x\" tickets hold 20 bytes: 6 more would be above "
+                                    "25"));
+  EXPECT_TRUE(bytes.Take("x", 5).ok());
+  EXPECT_TRUE(bytes.Take("y", 25).ok());
+  EXPECT_EQ(bytes.Take("", 51), absl::ResourceExhaustedError(
+                                    "tickets hold 50 bytes: 51 more would be above 100"));
+  EXPECT_TRUE(bytes.Take("", 45).ok());
+  EXPECT_EQ(bytes.Take("z", 6), absl::ResourceExhaustedError(
+                                    "tickets hold all that they may, other tenants' too: no room "
+                                    "for 6 bytes more"));
+  bytes.GiveBack("x", 25);
+  EXPECT_TRUE(bytes.Take("z", 6).ok());
+  EXPECT_TRUE(bytes.Take("x", 24).ok());
+  EXPECT_EQ(bytes.bytes(), 100u);
+  bytes.GiveBack("", 45);
+  for (const auto& [tenant, of] : {std::pair("x", 24u), {"y", 25u}, {"z", 6u}}) {
+    bytes.GiveBack(tenant, of);
+  }
+  EXPECT_EQ(bytes.bytes(), 0u);
+}
+
+TEST_F(TicketStoreTest, BlocksAreOfTheTenantsThatAreShared) {
+  NamespaceSpec spec = Spec();
+  spec.tenant = "team-a";
+  ASSERT_TRUE(store_->OpenNamespace("test", spec).ok());
+  const Fingerprint theirs = FingerprintOf(spec);
+  TicketCopies::CopyId copy = 0;
+  EXPECT_TRUE(absl::IsNotFound(Hold({Block(1)}, theirs).status()));
+  EXPECT_TRUE(absl::IsNotFound(Begin(Block(1), &copy, theirs)));
+  std::uint64_t bytes = 0;
+  loop_->Run([&] {
+    bytes = InStore(*store_, *SharedTenants().Find(*store_, Space()), Block(1))->bytes;
+  });
+  Start(4 * bytes, false, SharedTenants({.named = true}));
+  const auto hold = Hold({Block(1)}, theirs);
+  ASSERT_TRUE(hold.ok()) << hold.status();
+  const absl::Status more = Hold({Block(2)}, theirs).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(more)) << more;
+  EXPECT_THAT(std::string(more.message()), HasSubstr("of tenant \"team-a\""));
+  EXPECT_TRUE(Hold({Block(1), Block(2), Block(3)}).ok()) << "the same keys, of another";
+  Release(*hold);
+  EXPECT_TRUE(Hold({Block(2)}, theirs).ok());
+}
+
 TEST_F(TicketStoreTest, CopiesAreBoundedAndLeaveNothing) {
   std::uint64_t bytes = 0;
-  loop_->Run([&] { bytes = InStore(*store_, Space(), Block(1))->bytes; });
+  loop_->Run([&] { bytes = InStore(*store_, *SharedTenants().Find(*store_, Space()), Block(1))->bytes; });
   Start(2 * bytes);
   TicketCopies::CopyId first = 0, second = 0, third = 0;
   ASSERT_TRUE(Begin(Block(1), &first).ok());

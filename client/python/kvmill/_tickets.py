@@ -97,9 +97,10 @@ class RedeemResult:
 
     Attributes:
         error: None: the ticket was redeemed, which says nothing of its blocks. NotFoundError: there is no such ticket (any
-            more). AbortedError: it was revoked, or its time was over. FailedPreconditionError: it is of another namespace,
-            another process redeemed it, or the daemon is in no cluster. Error with PERMISSION_DENIED: it is for another
-            node. ResourceExhaustedError: the daemon redeems as many as it may. UnavailableError: the producer does not
+            more); also of one of another tenant, or of a namespace that this daemon does not know. AbortedError: it was
+            revoked, or its time was over. FailedPreconditionError: it is of another namespace, another process redeemed
+            it, or the daemon is in no cluster. Error with PERMISSION_DENIED: it is for another node, or nodes do not
+            share blocks of this tenant. ResourceExhaustedError: the daemon redeems as many as it may. UnavailableError: the producer does not
             answer or left the cluster; or the daemon. CallCancelledError: cancel_redeem, or the client was closed.
             DeadlineExceededError: the call's time was over. InvalidArgumentError: these bytes are no ticket.
         blocks: Each has its fate, whatever the error; what is `here` stays. Empty when it was never told which there are.
