@@ -54,9 +54,8 @@ TEST_F(TicketSharesTest, AnotherTenantRedeemsAQuarterOfTheTickets) {
   tenant_ = "";
   Start(&own, 60, 4);
   Wait();
-  EXPECT_EQ(third.outcome.status,
-            absl::ResourceExhaustedError(
-                "2 tickets of tenant \"x\" are being redeemed: at most 2"));
+  EXPECT_EQ(third.outcome.status, absl::ResourceExhaustedError(
+                                      "2 tickets of tenant \"x\" are being redeemed: at most 2"));
   EXPECT_EQ(redeem_->running(), 4u);
   for (const Caller* caller : {&first, &second, &same, &of_another, &own}) {
     EXPECT_EQ(caller->dones, 0);

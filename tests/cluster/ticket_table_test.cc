@@ -206,8 +206,7 @@ TEST_F(TicketTableTest, AnotherTenantHasAQuarterOfTheLimitsAndHearsNothingOfOthe
   const auto one = RequestOf({BlockNamed("a")});
   const auto two = RequestOf({BlockNamed("a"), BlockNamed("b")});
   EXPECT_EQ(error(two, "x"), "");
-  EXPECT_EQ(error(two, "x"),
-            "tickets of tenant \"x\" hold 2 blocks: 2 more would be above 3");
+  EXPECT_EQ(error(two, "x"), "tickets of tenant \"x\" hold 2 blocks: 2 more would be above 3");
   EXPECT_EQ(error(one, "x"), "");
   EXPECT_EQ(error(one, "x"), "tenant \"x\" has 2 tickets: at most 2");
   EXPECT_EQ(error(one, "y"), "");

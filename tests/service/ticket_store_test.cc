@@ -283,7 +283,8 @@ TEST_F(TicketStoreTest, ABlockThatIsGivenUpFails) {
 
 TEST_F(TicketStoreTest, HoldsAreBoundedAndFitTheirNamespace) {
   std::uint64_t bytes = 0;
-  loop_->Run([&] { bytes = InStore(*store_, *SharedTenants().Find(*store_, Space()), Block(1))->bytes; });
+  loop_->Run(
+      [&] { bytes = InStore(*store_, *SharedTenants().Find(*store_, Space()), Block(1))->bytes; });
   Start(2 * bytes);
   const auto hold = Hold({Block(1), Block(2)});
   ASSERT_TRUE(hold.ok());
@@ -373,8 +374,8 @@ TEST(TicketBytesTest, AnotherTenantHasAQuarterAndHearsNothingOfOthers) {
                                     "25"));
   EXPECT_TRUE(bytes.Take("x", 5).ok());
   EXPECT_TRUE(bytes.Take("y", 25).ok());
-  EXPECT_EQ(bytes.Take("", 51), absl::ResourceExhaustedError(
-                                    "tickets hold 50 bytes: 51 more would be above 100"));
+  EXPECT_EQ(bytes.Take("", 51),
+            absl::ResourceExhaustedError("tickets hold 50 bytes: 51 more would be above 100"));
   EXPECT_TRUE(bytes.Take("", 45).ok());
   EXPECT_EQ(bytes.Take("z", 6), absl::ResourceExhaustedError(
                                     "tickets hold all that they may, other tenants' too: no room "
@@ -399,9 +400,8 @@ TEST_F(TicketStoreTest, BlocksAreOfTheTenantsThatAreShared) {
   EXPECT_TRUE(absl::IsNotFound(Hold({Block(1)}, theirs).status()));
   EXPECT_TRUE(absl::IsNotFound(Begin(Block(1), &copy, theirs)));
   std::uint64_t bytes = 0;
-  loop_->Run([&] {
-    bytes = InStore(*store_, *SharedTenants().Find(*store_, Space()), Block(1))->bytes;
-  });
+  loop_->Run(
+      [&] { bytes = InStore(*store_, *SharedTenants().Find(*store_, Space()), Block(1))->bytes; });
   Start(4 * bytes, false, SharedTenants({.named = true}));
   const auto hold = Hold({Block(1)}, theirs);
   ASSERT_TRUE(hold.ok()) << hold.status();
@@ -415,7 +415,8 @@ TEST_F(TicketStoreTest, BlocksAreOfTheTenantsThatAreShared) {
 
 TEST_F(TicketStoreTest, CopiesAreBoundedAndLeaveNothing) {
   std::uint64_t bytes = 0;
-  loop_->Run([&] { bytes = InStore(*store_, *SharedTenants().Find(*store_, Space()), Block(1))->bytes; });
+  loop_->Run(
+      [&] { bytes = InStore(*store_, *SharedTenants().Find(*store_, Space()), Block(1))->bytes; });
   Start(2 * bytes);
   TicketCopies::CopyId first = 0, second = 0, third = 0;
   ASSERT_TRUE(Begin(Block(1), &first).ok());
