@@ -233,6 +233,7 @@ void Client::LookupAsync(const ClientNamespace& ns, absl::Span<const BlockKey> k
   absl::Status status = impl_->CheckProcess();
   if (status.ok()) status = CheckElsewhere(call.elsewhere);
   if (!status.ok()) return done(status);
+  if (!impl_->MissIfAway<LookupResult>(true, &MissedLookup, &done)) return;
   v1::LookupRequest request;
   request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
   for (const BlockKey& key : keys) request.add_keys(std::string(key.view()));
@@ -267,6 +268,7 @@ void Client::StoreAsync(const ClientNamespace& ns, absl::Span<const StoreBlock> 
   absl::Status status = impl_->CheckProcess();
   if (status.ok()) status = CheckStore(ns, blocks, options);
   if (!status.ok()) return done(status);
+  if (!options.wait_durable && !impl_->DropIfAway(blocks.size(), &done)) return;
   const Deadline deadline = impl_->DeadlineOf(call);
   impl_->WithNamespace<StoreResult>(
       ns, deadline,
@@ -297,6 +299,16 @@ void Client::Impl::Fetch(const ClientNamespace& ns, absl::Span<const BlockKey> k
   absl::Status status = CheckProcess();
   if (status.ok()) status = CheckElsewhere(call.elsewhere);
   if (!status.ok()) return done(status);
+  if (away_ != nullptr) {
+    done = [away = away_.get(), done = std::move(done)](absl::StatusOr<FetchResult> result) {
+      if (result.ok()) MissLostBlocks(*away, &*result);
+      done(std::move(result));
+    };
+  }
+  const auto missed = [count = keys.size()](const absl::Status& why) {
+    return MissedFetch(count, why);
+  };
+  if (!MissIfAway<FetchResult>(true, missed, &done)) return;
   const Deadline deadline = DeadlineOf(call);
   WithNamespace<FetchResult>(
       ns, deadline,

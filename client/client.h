@@ -18,7 +18,8 @@
 // affected. To an engine every failure of a fetch is a miss: recompute.
 //
 // Connection. Made lazily, in the background, again after it broke (with back-off). A restarted
-// daemon shows in boot_id(); namespaces opened here are registered again by themselves.
+// daemon shows in boot_id(); namespaces opened here are registered again by themselves. With
+// Options::when_away kMiss a daemon that is away or restarts is no error either (WhenAway).
 //
 // Fork. In a child of a process that made a Client every call, and Create, is FAILED_PRECONDITION:
 // gRPC does not survive it. Fork before the first Client, or start processes by exec.
@@ -114,6 +115,7 @@ enum class StoreOutcome : std::uint8_t {
   kStored = 1,    // Complete, and at least one layer group was completed by this call.
   kExisting = 2,  // It was there: the first bytes stay.
   kPartial = 3,   // This call's heads are in place; other writers still owe some.
+  kDropped = 4,   // No daemon was there to take it; the status is OK. WhenAway::kMiss only.
 };
 
 struct StoreBlockResult {
@@ -132,6 +134,8 @@ struct StoreResult {
   std::uint64_t tile_bytes = 0;  //   of their records alone,
   std::uint64_t tile_raw_bytes = 0;  //   and the 16-bit bytes of the tokens and heads in records.
   std::uint64_t raw_heads = 0;       // (layer, head) pairs of them kept in 16 bits.
+  std::uint64_t blocks_dropped = 0;
+  absl::Status away;  // Not OK: why blocks were dropped. Some of them may have been stored.
 };
 
 struct StoreOptions {
@@ -154,6 +158,7 @@ struct LookupResult {
   std::vector<Tier> tiers;        // Per hit block: the slowest over its layer groups; or kPeer.
   std::uint32_t tail_tokens = 0;  // Of the longest tail asked for that is there; 0: none.
   BlockKey tail_key;              // What it is stored under: for Fetch, Map, Touch and Remove.
+  absl::Status away;              // Not OK: why there is nothing. WhenAway::kMiss only.
 };
 
 // Where fetched pages go. Calls come one at a time per Fetch, on a library's thread or in Fetch.
@@ -202,6 +207,7 @@ struct FetchResult {
   std::vector<FetchBlockResult> blocks;  // One per key.
   std::uint64_t page_bytes = 0;          // That arrived and were verified,
   std::string transport;                 //   by "grpc", or by what UCX negotiated: "tcp/eth0".
+  absl::Status away;                     // Not OK: why misses are misses. WhenAway::kMiss only.
 };
 
 struct TierUsage {
@@ -363,6 +369,22 @@ enum class EncodeIn : std::uint8_t {
   kDaemon,
 };
 
+// What calls come to while no daemon answers: it is being restarted, or died, or drains.
+enum class WhenAway : std::uint8_t {
+  kFail,  // They fail: UNAVAILABLE, DEADLINE_EXCEEDED, or ABORTED for what went with the daemon.
+  // To an engine that only wants to go on they succeed: Lookup, Fetch and Map find nothing, Store
+  // and StorePages drop their blocks (kDropped), Touch is 0; `away` of the result says why. They do
+  // not wait for the daemon longer than it takes to see that it is not there: one call after a
+  // pause of at most half a second looks for it, and the others are answered at once. Registrations
+  // of memory stay: the library makes them again when the daemon is back, of descriptors that it
+  // duplicated, and stores from it are dropped until then.
+  // Errors as ever: calls whose failure the caller must know of (all others; stores with
+  // wait_durable; a StorePages that ends with DEADLINE_EXCEEDED, whose pages may be read still;
+  // FlushPages and CancelPages, which say OK when the daemon is dead), OpenNamespace, which needs
+  // the daemon once, and refusals. What was mapped is ABORTED (Check), whatever this says.
+  kMiss,
+};
+
 struct CallOptions {
   absl::Duration timeout = absl::ZeroDuration();  // Zero: Client::Options::timeout.
   Elsewhere elsewhere = {};                       // Of Lookup, Fetch and Map.
@@ -407,6 +429,7 @@ class Client {
     // kUcx and go over gRPC with kAuto, with a warning.
     RdmaUse rdma = RdmaUse::kAuto;
     EncodeIn encode_in = EncodeIn::kAuto;
+    WhenAway when_away = WhenAway::kFail;
     // That encode, and that verify what UCX brought; 0: one a core, up to 4.
     std::uint32_t encode_threads = 0;
     // The GPU that reads blocks which Map leaves on the daemon's (storage/device/device.h). May be
@@ -502,7 +525,8 @@ class Client {
   // --- The engine's memory ---
   // Describes it to the daemon, for as long as the session lives (SessionEvent::kEnded: again). A
   // number to unregister it by. FAILED_PRECONDITION names the field that does not fit the
-  // namespace, INVALID_ARGUMENT one that makes no sense.
+  // namespace, INVALID_ARGUMENT one that makes no sense. With WhenAway::kMiss for as long as the
+  // client lives, from the moment on when there is a daemon.
   absl::StatusOr<std::uint64_t> RegisterMemory(const ClientNamespace& ns,
                                                const EngineGeometry& geometry,
                                                CallOptions call = {});

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/away.h"
 #include "client/client.h"
 #include "client/client_session.h"
 #include "client/connection.h"
@@ -21,6 +22,7 @@
 #include "client/map_calls.h"
 #include "client/page_stores.h"
 #include "client/request_context.h"
+#include "client/standing_memory.h"
 #include "client/unary_call.h"
 #include "client/waiting_caller.h"
 #include "storage/core/log.h"
@@ -45,6 +47,30 @@ class Client::Impl {
   ClientSession& session() { return *session_; }
   MapCalls& maps() { return *maps_; }
   PageStores& pages() { return *pages_; }
+  // Null with WhenAway::kFail.
+  Away* away() { return away_.get(); }
+  StandingMemory* standing() { return standing_.get(); }
+
+  // With WhenAway::kMiss `done` gets `miss(why)` of a call that found no daemon. False: it is not
+  // to be made at all, and `done` will be called all the same. `reads`: of Away::Note.
+  template <typename T, typename Miss>
+  bool MissIfAway(bool reads, Miss miss, Done<T>* done) {
+    if (away_ == nullptr) return true;
+    const Away::Look look = away_->Ask();
+    if (!look.why.ok()) {
+      connection_->Post([miss, why = look.why, done = std::move(*done)] { done(miss(why)); });
+      return false;
+    }
+    *done = [this, reads, miss, look, done = std::move(*done)](absl::StatusOr<T> result) {
+      if (away_->Note(result.status(), look, reads)) standing_->Restore();
+      if (away_->IsAway(result.status())) {
+        const absl::Status why = result.status();
+        result = miss(why);
+      }
+      done(std::move(result));
+    };
+    return true;
+  }
   // Null when bytes travel inline whatever happens.
   DataLink* link() { return link_.get(); }
   // Null: values travel as they are.
@@ -81,6 +107,19 @@ class Client::Impl {
   // `caller`: who waits for `done`, and works meanwhile; may be null.
   void Fetch(const ClientNamespace& ns, absl::Span<const BlockKey> keys, FetchSink& sink,
              CallOptions call, WaitingCaller* caller, Done<FetchResult> done);
+
+  // The same of a store.
+  bool DropIfAway(std::size_t block_count, Done<StoreResult>* done) {
+    if (away_ == nullptr) return true;
+    *done = [away = away_.get(), done = std::move(*done)](absl::StatusOr<StoreResult> result) {
+      if (result.ok()) DropLostBlocks(*away, &*result);
+      done(std::move(result));
+    };
+    const auto dropped = [block_count](const absl::Status& why) {
+      return DroppedStore(block_count, why);
+    };
+    return MissIfAway<StoreResult>(false, dropped, done);
+  }
 
   absl::Status CheckProcess() const {
     if (getpid() == pid_) return absl::OkStatus();
@@ -147,8 +186,17 @@ class Client::Impl {
   void RedeemEnds(const std::string& ticket, const std::shared_ptr<Redeeming>& redeeming);
   void CancelRedeems(const std::string& ticket);
 
+  // Fills in session and registration of `memory`, and shares it.
+  void RegisterMemory(const ClientNamespace& ns, const std::shared_ptr<RegisteredMemory>& memory,
+                      Deadline deadline, Done<std::uint64_t> done);
   void Unregister(const SessionPtr& session, std::uint64_t registration, Deadline deadline,
                   std::function<void(absl::Status)> done);
+  // Of StandingMemory.
+  void StoreStanding(const ClientNamespace& ns, std::uint64_t number,
+                     absl::Span<const PageBlock> blocks, const PageStoreOptions& options,
+                     Deadline deadline, Done<StoreResult> done);
+  void RemoveStanding(std::uint64_t number, Deadline deadline,
+                      std::function<void(absl::Status)> done);
   // The daemon knows the memory; now it gets what can be shared of it.
   void Share(const std::shared_ptr<RegisteredMemory>& memory, Deadline deadline,
              Done<std::uint64_t> done);
@@ -202,6 +250,9 @@ class Client::Impl {
   Mutex mu_;
   std::map<Fingerprint, ClientNamespace> registered_ ABSL_GUARDED_BY(mu_);
   std::multimap<std::string, std::shared_ptr<Redeeming>> redeems_ ABSL_GUARDED_BY(mu_);
+  // Null with WhenAway::kFail; constant after construction.
+  std::unique_ptr<Away> away_;
+  std::unique_ptr<StandingMemory> standing_;
   // May be null; constant after construction. Workers are used by both others.
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<DataLink> link_;

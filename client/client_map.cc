@@ -44,6 +44,22 @@ Client::Impl::Impl(const ServerAddress& address, const Options& options)
     notices.leases_expired = [say](std::uint64_t n) { say(SessionEvent::kLeasesExpired, n); };
     notices.ended = [say] { say(SessionEvent::kEnded, 0); };
   }
+  if (options.when_away == WhenAway::kMiss) {
+    away_ = std::make_unique<Away>(local_);
+    standing_ = std::make_unique<StandingMemory>(
+        *away_, options.timeout,
+        [this](const ClientNamespace& ns, const std::shared_ptr<RegisteredMemory>& memory,
+               Deadline deadline, std::function<void(absl::Status)> done) {
+          RegisterMemory(ns, memory, deadline,
+                         [done = std::move(done)](const absl::StatusOr<std::uint64_t>& number) {
+                           done(number.status());
+                         });
+        });
+    notices.ended = [standing = standing_.get(), say = std::move(notices.ended)] {
+      standing->SessionEnded();
+      if (say) say();
+    };
+  }
   session_ = std::make_unique<ClientSession>(*connection_, std::move(notices));
   maps_ = std::make_unique<MapCalls>(*connection_, *session_, options.device);
   pages_ = std::make_unique<PageStores>(*connection_, *session_);
@@ -75,6 +91,8 @@ Client::Impl::~Impl() {
     static_cast<void>(maps_.release());
     static_cast<void>(pages_.release());
     static_cast<void>(session_.release());
+    static_cast<void>(standing_.release());
+    static_cast<void>(away_.release());
     return;
   }
   maps_->Stop();
@@ -92,6 +110,11 @@ void Client::MapAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys
   if (!status.ok()) return done(status);
   const absl::StatusOr<std::uint32_t> lease_ms = LeaseMs(options.lease);
   if (!lease_ms.ok()) return done(lease_ms.status());
+  const auto missed = [ns, keys = std::vector<BlockKey>(keys.begin(), keys.end()),
+                       lease = *lease_ms](const absl::Status& why) {
+    return MissedMap(ns, keys, lease, why);
+  };
+  if (!impl_->MissIfAway<MappedPtr>(true, missed, &done)) return;
   const Deadline deadline = impl_->DeadlineOf(call);
   impl_->WithNamespace<MappedPtr>(
       ns, deadline,
@@ -121,6 +144,8 @@ void Client::RenewAsync(MappedBlocks& mapped, absl::Duration lease, CallOptions 
 void Client::TouchAsync(const ClientNamespace& ns, absl::Span<const BlockKey> keys,
                         CallOptions call, Done<std::uint64_t> done) {
   if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  const auto none = [](const absl::Status&) { return std::uint64_t{0}; };
+  if (!impl_->MissIfAway<std::uint64_t>(true, none, &done)) return;
   v1::TouchRequest request;
   request.mutable_namespace_()->set_fingerprint(std::string(AsBytes(ns.fingerprint)));
   for (const BlockKey& key : keys) request.add_keys(std::string(key.view()));

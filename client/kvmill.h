@@ -60,7 +60,7 @@ extern "C" {
 
 /* The same major number: compatible both ways. A larger minor number: more functions and fields. */
 #define KVMILL_ABI_MAJOR 2
-#define KVMILL_ABI_MINOR 4
+#define KVMILL_ABI_MINOR 5
 
 /* Zeroes a struct and sets its size: kvmill_client_options options; KVMILL_INIT(&options); */
 #define KVMILL_INIT(pointer) \
@@ -169,6 +169,13 @@ typedef struct kvmill_client kvmill_client;
 enum { KVMILL_PATH_AUTO = 0, KVMILL_PATH_INLINE = 1, KVMILL_PATH_UCX = 2 };
 /* Where 16-bit values become tiles. AUTO: here for a daemon that is not local. */
 enum { KVMILL_ENCODE_AUTO = 0, KVMILL_ENCODE_CLIENT = 1, KVMILL_ENCODE_DAEMON = 2 };
+/* Since 2.5. What operations come to while no daemon answers: it is being restarted, or died, or
+ * drains. FAIL: they fail. MISS: kvmill_lookup, kvmill_fetch and kvmill_map find nothing,
+ * kvmill_store and kvmill_store_pages drop their blocks (KVMILL_BLOCK_DROPPED), kvmill_touch is 0,
+ * and kvmill_result_away says why; registrations of memory stay, and are made again when the daemon
+ * is back, from descriptors that the library duplicated. Others fail as ever, so do stores with
+ * wait_durable, and a kvmill_store_pages with DEADLINE_EXCEEDED, whose pages may be read still. */
+enum { KVMILL_AWAY_FAIL = 0, KVMILL_AWAY_MISS = 1 };
 
 typedef struct kvmill_client_options {
   size_t struct_bytes;
@@ -196,6 +203,7 @@ typedef struct kvmill_client_options {
   const char*
       tls_server_name; /* In the daemon's certificate, where it is not the address's host. */
   const char* token;   /* Shows who the client is in place of a certificate. Needs tls_ca. */
+  uint32_t when_away;  /* Since 2.5. KVMILL_AWAY_... */
 } kvmill_client_options;
 
 struct kvmill_elsewhere;
@@ -467,8 +475,14 @@ KVMILL_API kvmill_code kvmill_stat(kvmill_client* client, const kvmill_call_opti
 
 /* Null is allowed. */
 KVMILL_API void kvmill_result_free(kvmill_result* result);
-/* Why the operation failed, "" if it did not. Valid as long as the result. */
+/* Why the operation failed, or why no daemon answered it (kvmill_result_away); "" otherwise. Valid
+ * as long as the result. */
 KVMILL_API const char* kvmill_result_message(const kvmill_result* result);
+
+/* LOOKUP, STORE, STORE_PAGES, FETCH, MAP, since 2.5: why no daemon answered, which was no failure
+ * (KVMILL_AWAY_MISS): misses are misses for that, and blocks were dropped. KVMILL_OK: one did; and
+ * of any other result. */
+KVMILL_API kvmill_code kvmill_result_away(const kvmill_result* result);
 
 /* OPEN_NAMESPACE, FIND_NAMESPACE. A new handle each time, the caller's. */
 KVMILL_API kvmill_code kvmill_result_namespace(const kvmill_result* result, kvmill_namespace** ns);
@@ -501,6 +515,7 @@ typedef struct kvmill_store_result {
   uint64_t tile_bytes;     /*   of their records alone, */
   uint64_t tile_raw_bytes; /*   and the 16-bit bytes of the tokens and heads in records. */
   uint64_t raw_heads;      /* (layer, head) pairs of them kept in 16 bits. */
+  uint64_t blocks_dropped; /* Since 2.5. */
 } kvmill_store_result;
 /* STORE, STORE_PAGES. */
 KVMILL_API kvmill_code kvmill_result_store(const kvmill_result* result, kvmill_store_result* store);
@@ -516,7 +531,8 @@ enum {
   KVMILL_BLOCK_FAILED = 0,
   KVMILL_BLOCK_STORED = 1,   /* Complete, and completed by this call. */
   KVMILL_BLOCK_EXISTING = 2, /* It was there: the first bytes stay. */
-  KVMILL_BLOCK_PARTIAL = 3   /* This call's heads are in place; other writers still owe some. */
+  KVMILL_BLOCK_PARTIAL = 3,  /* This call's heads are in place; other writers still owe some. */
+  KVMILL_BLOCK_DROPPED = 4   /* No daemon was there to take it; its code is OK. KVMILL_AWAY_MISS. */
 };
 
 typedef struct kvmill_block_result {

@@ -277,6 +277,11 @@ void MapCalls::Renew(MappedBlocks::Content& content, std::uint32_t lease_ms, Dea
     done(std::move(live));
     return;
   }
+  if (!content.away.ok()) {  // No daemon knows of it.
+    content.deadline_nanos.store(NowNanos() + std::int64_t{lease_ms} * 1'000'000,
+                                 std::memory_order_release);
+    return done(absl::OkStatus());
+  }
   v1::RenewRequest request;
   request.set_session_id(content.session->id);
   request.set_lease_ms(lease_ms);

@@ -149,6 +149,7 @@ Tier MappedBlocks::tier(std::size_t block) const { return content_->blocks[block
 std::uint32_t MappedBlocks::token_count(std::size_t block) const {
   return content_->blocks[block].token_count;
 }
+const absl::Status& MappedBlocks::away() const { return content_->away; }
 
 absl::StatusOr<PageView> MappedBlocks::Page(std::size_t block, std::size_t group,
                                             std::size_t layer_index) const {

@@ -63,6 +63,8 @@ class MappedBlocks {
   // Where the pages of a layer group are: kHost, or kGpu, where only a device can read them.
   Tier memory(std::size_t block, std::size_t group) const;
   std::uint32_t token_count(std::size_t block) const;
+  // Not OK: why all of them are misses. WhenAway::kMiss only.
+  const absl::Status& away() const;
 
   // The page of one layer. ABORTED as Check(); DATA_LOSS when it is not the page that was asked
   // for; the block's status when it is not there. What it points to is good to read until Check().

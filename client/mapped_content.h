@@ -98,6 +98,7 @@ struct MappedBlocks::Content {
   std::vector<ArenaMappingPtr> mappings;
   SessionPtr session;
   std::shared_ptr<MapOwner> owner;
+  absl::Status away;  // Not OK: no daemon was asked, and nothing is leased.
   // steady_clock; a renewal moves it. A stale value is an earlier end.
   std::atomic<std::int64_t> deadline_nanos{0};
   std::atomic<bool> lost{false};      // The daemon said that a lease had ended. Never cleared.

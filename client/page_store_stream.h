@@ -28,6 +28,7 @@ struct RegisteredMemory {
   SessionPtr session;
   Fingerprint fingerprint{};
   EngineGeometry geometry;
+  std::uint64_t standing = 0;  // Its number as a StandingMemory; 0: it is none.
   // UnregisterMemory was called: the daemon may hear of it before a store that was started earlier.
   mutable std::atomic<bool> unregistering{false};
 };
@@ -54,6 +55,7 @@ class PageStoreStream : public std::enable_shared_from_this<PageStoreStream> {
 
   std::uint64_t request() const { return options_.request; }
   std::uint64_t registration() const { return memory_->registration; }
+  const RegisteredMemoryPtr& memory() const { return memory_; }
   // Indexes of blocks with one of these keys; all blocks without keys.
   std::vector<std::uint32_t> Find(absl::Span<const BlockKey> keys);
 

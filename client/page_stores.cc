@@ -114,8 +114,9 @@ void PageStores::Unregistered(std::uint64_t registration) {
 }
 
 void PageStores::Start(const ClientNamespace& ns, std::uint64_t registration,
-                       absl::Span<const PageBlock> blocks, const PageStoreOptions& options,
-                       Deadline deadline, PageStoreStream::Done done) {
+                       const RegisteredMemoryPtr& meant, absl::Span<const PageBlock> blocks,
+                       const PageStoreOptions& options, Deadline deadline,
+                       PageStoreStream::Done done) {
   StreamPtr stream;
   const absl::Status status = [&]() -> absl::Status {
     if (connection_.door() == nullptr) {
@@ -126,7 +127,7 @@ void PageStores::Start(const ClientNamespace& ns, std::uint64_t registration,
     MutexLock lock(mu_);
     if (stopping_) return absl::CancelledError("the client is being destroyed");
     const auto it = memories_.find(registration);
-    if (it == memories_.end()) {
+    if (it == memories_.end() || (meant != nullptr && it->second != meant)) {
       return absl::NotFoundError(
           absl::StrCat("registration ", registration, " is not one of this client"));
     }
@@ -206,6 +207,26 @@ void PageStores::Cancel(std::uint64_t request, Deadline deadline, StatusDone don
                    absl::CancelledError("CancelPages came before the block was stored: store it "
                                         "again if it is wanted after all"));
     wait.parts.push_back({std::move(stream), {}});
+  }
+  Add(std::move(wait));
+}
+
+void PageStores::CancelStanding(std::uint64_t standing, const RegisteredMemoryPtr& now,
+                                Deadline deadline, StatusDone done) {
+  Wait wait;
+  wait.whole = true;
+  wait.deadline = deadline;
+  wait.done = std::move(done);
+  {
+    MutexLock lock(mu_);
+    for (const auto& [number, stream] : streams_) {
+      if (stream->memory()->standing == standing && stream->memory() != now) {
+        wait.parts.push_back({stream, {}});
+      }
+    }
+  }
+  for (const Wait::Part& part : wait.parts) {
+    part.stream->Cancel(PageStoreStream::CancelAs::kBlocks, MemoryUnregistered());
   }
   Add(std::move(wait));
 }

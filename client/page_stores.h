@@ -32,14 +32,20 @@ class PageStores {
   void Unregistering(std::uint64_t registration);
   void Unregistered(std::uint64_t registration);
 
+  // `memory`: the one that is meant, where its number alone does not say so, since the next session
+  // gives numbers anew; null: the one with that number.
   void Start(const ClientNamespace& ns, std::uint64_t registration,
-             absl::Span<const PageBlock> blocks, const PageStoreOptions& options, Deadline deadline,
-             PageStoreStream::Done done);
+             const RegisteredMemoryPtr& memory, absl::Span<const PageBlock> blocks,
+             const PageStoreOptions& options, Deadline deadline, PageStoreStream::Done done);
   void Ready(std::uint64_t request, std::uint32_t layers);
   // `done` once, when the pages are free, or with DEADLINE_EXCEEDED.
   void FlushRequest(std::uint64_t request, Deadline deadline, StatusDone done);
   void FlushBlocks(absl::Span<const BlockKey> keys, Deadline deadline, StatusDone done);
   void Cancel(std::uint64_t request, Deadline deadline, StatusDone done);
+  // Of all stores from a StandingMemory as earlier sessions had it, that is, not from `now`, which
+  // may be null.
+  void CancelStanding(std::uint64_t standing, const RegisteredMemoryPtr& now, Deadline deadline,
+                      StatusDone done);
 
   // Ends all stores, and waits so long for their pages. No Start afterwards.
   void Stop(std::chrono::milliseconds wait);

@@ -9,6 +9,7 @@ namespace {
 // A block is what its worst group is: failed, partial, then stored, and existing if all are.
 int RankOf(StoreOutcome outcome) {
   switch (outcome) {
+    case StoreOutcome::kDropped:  // No daemon says so.
     case StoreOutcome::kFailed:
       return 3;
     case StoreOutcome::kPartial:
@@ -74,6 +75,7 @@ void StoreResults::Add(const v1::StoreResult& r) {
       ++result_.blocks_failed;
       break;
     case StoreOutcome::kPartial:
+    case StoreOutcome::kDropped:
       break;
   }
 }

@@ -219,6 +219,7 @@ absl::StatusOr<Client::Options> ClientOptionsOf(const kvmill_client_options& fro
   KVMILL_RETURN_IF_ERROR(ToEnum("path", from.path, DataPath::kUcx, &to.path));
   to.data_plane_plaintext = from.data_plane_plaintext != 0;
   KVMILL_RETURN_IF_ERROR(ToEnum("encode_in", from.encode_in, EncodeIn::kDaemon, &to.encode_in));
+  KVMILL_RETURN_IF_ERROR(ToEnum("when_away", from.when_away, WhenAway::kMiss, &to.when_away));
   if (from.encode_threads > kEncodeThreadsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("encode_threads ", from.encode_threads, ", at most ", kEncodeThreadsMax));

@@ -20,6 +20,15 @@ absl::Status StatusOfBlock(const kvmill_result& result, std::size_t block) {
   return std::get<FetchResult>(result.value).blocks[block].status;
 }
 
+// OK for results without.
+absl::Status AwayOf(const kvmill_result& result) {
+  if (const auto* lookup = std::get_if<LookupResult>(&result.value)) return lookup->away;
+  if (const auto* fetch = std::get_if<FetchResult>(&result.value)) return fetch->away;
+  if (const auto* store = std::get_if<StoreResult>(&result.value)) return store->away;
+  const auto* mapped = std::get_if<std::shared_ptr<const MappedData>>(&result.value);
+  return mapped == nullptr ? absl::OkStatus() : (*mapped)->blocks->away();
+}
+
 std::size_t BlockCount(const kvmill_result& result) {
   if (const auto* store = std::get_if<StoreResult>(&result.value)) return store->blocks.size();
   if (const auto* fetch = std::get_if<FetchResult>(&result.value)) return fetch->blocks.size();
@@ -31,7 +40,7 @@ std::size_t BlockCount(const kvmill_result& result) {
 
 void kvmill_result::Prepare() {
   using namespace kvmill;  // NOLINT(google-build-using-namespace): a struct of the C ABI.
-  message = std::string(status.message());
+  message = std::string((status.ok() ? c_api::AwayOf(*this) : status).message());
   if (auto* const news = std::get_if<c_api::RedeemNews>(&value)) {
     news->progress->Take(&news->blocks, &news->changed);
   }
@@ -54,6 +63,10 @@ void kvmill_result_free(kvmill_result* result) { delete result; }
 
 const char* kvmill_result_message(const kvmill_result* result) {
   return result == nullptr ? "" : result->message.c_str();
+}
+
+kvmill_code kvmill_result_away(const kvmill_result* result) {
+  return result == nullptr ? KVMILL_OK : static_cast<kvmill_code>(AwayOf(*result).code());
 }
 
 kvmill_code kvmill_result_namespace(const kvmill_result* result, kvmill_namespace** ns) {
@@ -126,6 +139,7 @@ kvmill_code kvmill_result_store(const kvmill_result* result, kvmill_store_result
     to.tile_bytes = from.tile_bytes;
     to.tile_raw_bytes = from.tile_raw_bytes;
     to.raw_heads = from.raw_heads;
+    to.blocks_dropped = from.blocks_dropped;
     return WriteStruct("store", to, store);
   });
 }

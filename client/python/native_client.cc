@@ -26,7 +26,7 @@ class Client {
   Client(const std::string& address, std::uint64_t timeout_ms, const py::object& path,
          bool plaintext, const py::object& encode_in, const py::object& encode_threads,
          const std::optional<std::string>& device, const std::vector<std::string>& identity,
-         const Queue& session) {
+         const py::object& when_away, const Queue& session) {
     auto options = Init<kvmill_client_options>();
     SetIdentity(address, identity, &options);
     options.timeout_ms = timeout_ms;
@@ -34,6 +34,7 @@ class Client {
     options.data_plane_plaintext = plaintext ? 1 : 0;
     options.encode_in = ToInt<std::uint32_t>(encode_in, "encode_in");
     options.encode_threads = ToInt<std::uint32_t>(encode_threads, "encode_threads");
+    options.when_away = ToInt<std::uint32_t>(when_away, "when_away");
     if (device.has_value()) {
       CheckText(*device, "a device");
       options.device = device->c_str();
@@ -450,7 +451,7 @@ void AddClient(py::module_& m) {
   py::class_<Client>(m, "Client")
       .def(py::init<const std::string&, std::uint64_t, const py::object&, bool, const py::object&,
                     const py::object&, const std::optional<std::string>&,
-                    const std::vector<std::string>&, const Queue&>())
+                    const std::vector<std::string>&, const py::object&, const Queue&>())
       .def("close", &Client::Close)
       .def_property_readonly("closed", &Client::closed)
       .def_property_readonly("boot_id", &Client::boot_id)

@@ -22,13 +22,19 @@ std::shared_ptr<Namespace> NamespaceOf(const kvmill_result* result) {
   return std::make_shared<Namespace>(ns);
 }
 
+// Why no daemon answered; empty: one did.
+const char* AwayOf(const kvmill_result* result) {
+  return kvmill_result_away(result) == KVMILL_OK ? "" : kvmill_result_message(result);
+}
+
 py::tuple LookupOf(const kvmill_result* result) {
   auto lookup = Init<kvmill_lookup_result>();
   Need(kvmill_result_lookup(result, &lookup));
   return py::make_tuple(
       lookup.hit_blocks, lookup.hit_tokens,
       py::bytes(reinterpret_cast<const char*>(lookup.tiers), lookup.hit_blocks), lookup.tail_tokens,
-      py::bytes(static_cast<const char*>(lookup.tail_key.data), lookup.tail_key.bytes));
+      py::bytes(static_cast<const char*>(lookup.tail_key.data), lookup.tail_key.bytes),
+      AwayOf(result));
 }
 
 py::list BlocksOf(const kvmill_result* result, std::uint64_t count) {
@@ -47,8 +53,8 @@ py::tuple StoreOf(const kvmill_result* result) {
   Need(kvmill_result_store(result, &store));
   return py::make_tuple(BlocksOf(result, store.block_count), store.blocks_stored,
                         store.blocks_existing, store.blocks_failed, store.raw_bytes,
-                        store.stored_bytes, store.tile_bytes, store.tile_raw_bytes,
-                        store.raw_heads);
+                        store.stored_bytes, store.tile_bytes, store.tile_raw_bytes, store.raw_heads,
+                        store.blocks_dropped, AwayOf(result));
 }
 
 py::tuple FetchOf(const kvmill_result* result) {
@@ -63,7 +69,8 @@ py::tuple FetchOf(const kvmill_result* result) {
     }
     page_bytes.append(layers);
   }
-  return py::make_tuple(BlocksOf(result, fetch.block_count), fetch.page_bytes, page_bytes);
+  return py::make_tuple(BlocksOf(result, fetch.block_count), fetch.page_bytes, page_bytes,
+                        AwayOf(result));
 }
 
 py::tuple StatOf(const kvmill_result* result) {

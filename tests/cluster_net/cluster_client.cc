@@ -10,6 +10,8 @@
 //   load    until its input ends: picks one at random, looks it up, fetches what was found, and
 //           stores what was not, as an engine does; PAUSE_MS between two,
 //   read    the same and stores nothing.
+// In the last two the engine stays when its daemon is away (WhenAway::kMiss): "away" counts calls
+// that no daemon answered, "dropped" blocks that none took; they are no errors.
 // Prints one line of JSON at the end of fill and check, and in the other modes for each line of
 // input "SEQUENCES HITS", once so much has happened since the last one, or after 40 s, with what
 // did. Exit code 70 and a line "WRONG: ..." for wrong
@@ -67,7 +69,8 @@ class Tally {
   std::string TakeLine() {
     const std::lock_guard<std::mutex> lock(mu_);
     std::vector<std::string> fields;
-    for (const char* name : {"sequences", "hits", "misses", "stored", "existing"}) {
+    for (const char* name :
+         {"sequences", "hits", "misses", "stored", "existing", "dropped", "away"}) {
       fields.push_back(absl::StrCat("\"", name, "\": ", counts_[name]));
     }
     std::vector<std::string> errors;
@@ -141,6 +144,7 @@ class Engine {
       tally_.AddError("lookup", found.status());
       return 0;
     }
+    AddAway(found->away);
     return found->hit_blocks + (found->tail_tokens > 0 ? 1 : 0);
   }
 
@@ -156,6 +160,7 @@ class Engine {
       tally_.AddError("fetch", fetched.status());
       return 0;
     }
+    AddAway(fetched->away);
     std::uint32_t came = 0;
     for (std::uint32_t b = 0; b < count; ++b) {
       const absl::Status& status = fetched->blocks[b].status;
@@ -181,13 +186,15 @@ class Engine {
     }
     tally_.Add("stored", stored->blocks_stored);
     tally_.Add("existing", stored->blocks_existing);
+    tally_.Add("dropped", stored->blocks_dropped);
+    AddAway(stored->away);
     bool whole = true;
     for (const StoreBlockResult& block : stored->blocks) {
       // Two engines that store the same block help each other, and no room is no fault.
       if (!block.status.ok() && !absl::IsResourceExhausted(block.status)) {
         tally_.AddError("store block", block.status);
       }
-      whole &= block.status.ok();
+      whole &= block.status.ok() && block.outcome != StoreOutcome::kDropped;
     }
     return whole;
   }
@@ -202,6 +209,10 @@ class Engine {
   }
 
  private:
+  void AddAway(const absl::Status& why) {
+    if (!why.ok()) tally_.Add("away");
+  }
+
   Client& client_;
   const ClientNamespace ns_;
   const Model& model_;
@@ -280,6 +291,8 @@ int Main(const std::vector<std::string>& words) {
   Client::Options options;
   options.address = arguments.server;
   options.timeout = kCallTimeout;
+  const bool lasts = arguments.mode == "load" || arguments.mode == "read";
+  if (lasts) options.when_away = WhenAway::kMiss;
   const auto client = Client::Create(options);
   if (!client.ok()) {
     std::cerr << client.status() << "\n";
@@ -297,7 +310,7 @@ int Main(const std::vector<std::string>& words) {
   }
   Tally tally;
   Engine engine(**client, *ns, model, tally);
-  if (arguments.mode == "load" || arguments.mode == "read") {
+  if (lasts) {
     Load(engine, arguments, tally);
   } else {
     Once(engine, arguments);

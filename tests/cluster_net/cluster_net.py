@@ -364,11 +364,14 @@ class Load(Process):
         self.reported = time.monotonic()
         return {**json.loads(line), "stood_still_ms": 1e3 * STAND_STILL.since(begin)}
 
-    def expect_well(self, what, hits=True, sequences=10):
-        """Since the last report: it went on, nothing failed, and nobody waited for long."""
+    def expect_well(self, what, hits=True, sequences=10, away=False):
+        """Since the last report: it went on, nothing failed, and nobody waited for long; and unless its daemon may be `away`, that
+        answered every call."""
         report = self.report(sequences, 1 if hits else 0)
         check(report["sequences"] >= sequences, what, f"load on {self.node.name} did nothing: {report}", self.node.tail())
         check(not report["errors"], what, f"load on {self.node.name}: {report['errors']} {report['first_error']}", self.node.tail())
+        check(away or (not report["away"] and not report["dropped"]), what, f"load on {self.node.name}: no daemon: {report}",
+              self.node.tail())
         for call in ("lookup_ms", "fetch_ms", "store_ms"):
             check(report[call]["max"] <= PATIENCE_MS + report["stood_still_ms"], what,
                   f"load on {self.node.name}: {call} {report[call]}", self.node.tail())

@@ -584,6 +584,8 @@ void WorkerConnector::CollectSave(SaveCall& save) {
       case StoreOutcome::kPartial:
         ++counts_.partial_blocks;
         break;
+      case StoreOutcome::kDropped:  // With WhenAway::kMiss only.
+        break;
       case StoreOutcome::kFailed:
         note(block.status);
         break;

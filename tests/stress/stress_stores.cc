@@ -39,6 +39,7 @@ void Worker::Store() {
         break;
       case StoreOutcome::kPartial:
         Wrong(absl::StrCat("store: ", target.name, " block ", b, " owes heads of a whole store"));
+      case StoreOutcome::kDropped:
       case StoreOutcome::kFailed:
         forget = true;  // One layer group may be there.
         break;

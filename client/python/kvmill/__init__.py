@@ -29,7 +29,7 @@ from kvmill._request import request
 from kvmill._tickets import PromisedBlock, RedeemedBlock, RedeemResult, RedeemUpdate, TicketFate, TicketMiss
 from kvmill._types import (Attention, Block, DataPath, DType, EncodeIn, EngineElement, FetchedBlock, FetchResult, Frame,
                            LayerGroup, LookupResult, MapMemory, Namespace, NamespaceSpec, Outcome, Paged, SessionEvent, SessionEventKind, Stat, StoredBlock, StoreResult,
-                           Tail, Tier, TierUsage, Tls)
+                           Tail, Tier, TierUsage, Tls, WhenAway)
 from kvmill._watch import BlockEvent, EventBatch, EventKind, EventPosition, Watch, WatchedNamespace, watch
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "NamespaceSpec", "NotFoundError", "Outcome", "PageBlock", "Paged", "PermissionDeniedError", "PromisedBlock", "RedeemResult", "RedeemUpdate",
     "RedeemedBlock", "ResourceExhaustedError", "SessionEvent", "SessionEventKind", "SharedMemory", "Stat", "StoreResult",
     "StoredBlock", "Tail", "TicketFate", "TicketMiss", "Tier", "TierUsage", "Tls", "UnauthenticatedError", "UnavailableError", "Watch",
-    "WatchedNamespace", "request", "tail_key", "watch"]
+    "WatchedNamespace", "WhenAway", "request", "tail_key", "watch"]
 
 __version__ = _native.version()
 

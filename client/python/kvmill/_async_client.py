@@ -15,7 +15,7 @@ from kvmill._errors import Code, FailedPreconditionError
 from kvmill._mapped import Mapped
 from kvmill._tickets import Progress, PromisedBlock, RedeemResult, RedeemUpdate
 from kvmill._types import (Block, DataPath, EncodeIn, FetchResult, Frame, LookupResult, MapMemory, Namespace, NamespaceSpec,
-                           SessionEvent, Stat, StoreResult, Tail, Tls)
+                           SessionEvent, Stat, StoreResult, Tail, Tls, WhenAway)
 
 T = TypeVar("T")
 
@@ -33,8 +33,8 @@ class AsyncClient(Base):
 
     def __init__(self, address: str, timeout: float = 10.0, *, path: Union[DataPath, str] = DataPath.AUTO, plaintext: bool = False,
                  encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0, device: Optional[str] = None,
-                 tls: Optional[Tls] = None, token: str = "") -> None:
-        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads, device, tls, token)
+                 tls: Optional[Tls] = None, token: str = "", when_away: WhenAway = WhenAway.FAIL) -> None:
+        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads, device, tls, token, when_away)
         self._queue = _native.Queue()
         self._told: Deque[SessionEvent] = collections.deque()
         self._telling = asyncio.Event()  # Made again for each loop.

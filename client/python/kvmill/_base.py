@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 
 from kvmill import _calls, _native
 from kvmill._engine import DeviceHandle
-from kvmill._types import DataPath, EncodeIn, Tls
+from kvmill._types import DataPath, EncodeIn, Tls, WhenAway
 
 _open: "weakref.WeakSet[Base]" = weakref.WeakSet()
 
@@ -22,10 +22,10 @@ def _close_all() -> None:
 
 class Base:
     def __init__(self, address: str, timeout: float, path: Union[DataPath, str], plaintext: bool, encode_in: EncodeIn,
-                 encode_threads: int, device: Optional[str], tls: Optional[Tls], token: str) -> None:
+                 encode_threads: int, device: Optional[str], tls: Optional[Tls], token: str, when_away: WhenAway) -> None:
         self._events = _native.Queue()  # Of the session.
         self._native = _native.Client(address, _calls.milliseconds(timeout), _calls.data_path(path), plaintext, encode_in, encode_threads,
-                                      device, _calls.identity(tls, token), self._events)
+                                      device, _calls.identity(tls, token), int(when_away), self._events)
         self._device = device
         self._address = address
         self._pid = os.getpid()

@@ -100,9 +100,9 @@ def _store_result(value: Any) -> StoreResult:
 
 
 def _fetch_result(value: Any) -> FetchResult:
-    blocks, page_bytes, lengths = value
+    blocks, page_bytes, lengths, away = value
     return FetchResult(tuple(FetchedBlock(_error(code, message, retry), Tier(tier), tokens, tuple(pages))
-                             for (code, message, retry, _, tier, tokens), pages in zip(blocks, lengths)), page_bytes)
+                             for (code, message, retry, _, tier, tokens), pages in zip(blocks, lengths)), page_bytes, away)
 
 
 def _stat_result(value: Any) -> Stat:
@@ -112,8 +112,8 @@ def _stat_result(value: Any) -> Stat:
 
 
 def _lookup_result(value: Any) -> LookupResult:
-    hit_blocks, hit_tokens, tiers, tail_tokens, tail_key = value
-    return LookupResult(hit_blocks, hit_tokens, tuple(map(Tier, tiers)), tail_tokens, tail_key)
+    hit_blocks, hit_tokens, tiers, tail_tokens, tail_key, away = value
+    return LookupResult(hit_blocks, hit_tokens, tuple(map(Tier, tiers)), tail_tokens, tail_key, away)
 
 
 def open_namespace(client: _native.Client, name: str, spec: NamespaceSpec, timeout: Optional[float]) -> Call[Namespace]:

@@ -16,7 +16,7 @@ from kvmill._errors import Code, Error, FailedPreconditionError
 from kvmill._mapped import Mapped
 from kvmill._tickets import PromisedBlock, RedeemResult, RedeemUpdate
 from kvmill._types import (Block, DataPath, EncodeIn, FetchResult, Frame, LookupResult, MapMemory, Namespace, NamespaceSpec,
-                           SessionEvent, Stat, StoreResult, Tail, Tls)
+                           SessionEvent, Stat, StoreResult, Tail, Tls, WhenAway)
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class Client(Base):
             for one in tests. UnavailableError says what is missing.
         tls: Of a connection over TCP. Without it the daemon must have been started with --insecure.
         token: Shows who this is in place of a certificate; over TCP it needs `tls`.
+        when_away: What calls come to while no daemon answers.
 
     Memory that is passed in is used in place and must not change until the call returns. In a child of fork() the
     parent's client raises FailedPreconditionError, and so does making one: start processes by spawn. Errors are subclasses
@@ -45,8 +46,8 @@ class Client(Base):
 
     def __init__(self, address: str, timeout: float = 10.0, *, path: Union[DataPath, str] = DataPath.AUTO, plaintext: bool = False,
                  encode_in: EncodeIn = EncodeIn.AUTO, encode_threads: int = 0, device: Optional[str] = None,
-                 tls: Optional[Tls] = None, token: str = "") -> None:
-        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads, device, tls, token)
+                 tls: Optional[Tls] = None, token: str = "", when_away: WhenAway = WhenAway.FAIL) -> None:
+        super().__init__(address, timeout, path, plaintext, encode_in, encode_threads, device, tls, token, when_away)
         self._idle: List[_native.Queue] = []
         self._abandoned: List[_native.Queue] = []  # Of calls that a signal interrupted, and that may still run.
         self._redeems: Dict[bytes, int] = collections.Counter()  # Who waits for a ticket.

@@ -67,6 +67,19 @@ class EncodeIn(enum.IntEnum):
     DAEMON = 2
 
 
+class WhenAway(enum.IntEnum):
+    """What calls come to while no daemon answers: it is being restarted, or died, or drains.
+
+    FAIL: they raise. MISS: lookup, fetch and map find nothing, store and store_pages drop their blocks (Outcome.DROPPED),
+    touch is 0, and `away` of the result says why; registrations of memory stay, and are made again when the daemon is back.
+    The other calls raise as ever, so do stores with wait_durable, and a store_pages with DeadlineExceededError, whose
+    pages may be read still.
+    """
+
+    FAIL = 0
+    MISS = 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Tls:
     """TLS of a connection over TCP: PEM files, read again when they change.
@@ -107,13 +120,14 @@ class Outcome(enum.IntEnum):
     """What storing a block came to.
 
     STORED: complete, and completed by this call. EXISTING: it was there, the first bytes stay. PARTIAL: this call's
-    heads are in place, other writers still owe some.
+    heads are in place, other writers still owe some. DROPPED: no daemon was there to take it (WhenAway.MISS).
     """
 
     FAILED = 0
     STORED = 1
     EXISTING = 2
     PARTIAL = 3
+    DROPPED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,6 +295,7 @@ class LookupResult:
         tiers: Per hit block the slowest over its layer groups.
         tail_tokens: Of the longest tail asked for that is there; 0: none.
         tail_key: What it is stored under: for fetch and remove.
+        away: Why no daemon answered (WhenAway.MISS); empty: one did.
     """
 
     hit_blocks: int
@@ -288,11 +303,12 @@ class LookupResult:
     tiers: Tuple[Tier, ...]
     tail_tokens: int
     tail_key: bytes
+    away: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredBlock:
-    """`error` is None when the block is in place."""
+    """`error` is None when the block is in place, or was dropped."""
 
     outcome: Outcome
     error: Optional[Error]
@@ -300,7 +316,8 @@ class StoredBlock:
 
 @dataclasses.dataclass(frozen=True)
 class StoreResult:
-    """One StoredBlock per block; the sums are of the blocks that this call stored."""
+    """One StoredBlock per block; the sums are of the blocks that this call stored. `away`: why no daemon took the dropped
+    ones (WhenAway.MISS); empty: there are none."""
 
     blocks: Tuple[StoredBlock, ...]
     blocks_stored: int
@@ -311,6 +328,8 @@ class StoreResult:
     tile_bytes: int
     tile_raw_bytes: int
     raw_heads: int
+    blocks_dropped: int = 0
+    away: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,10 +353,12 @@ class FetchedBlock:
 
 @dataclasses.dataclass(frozen=True)
 class FetchResult:
-    """One FetchedBlock per key. `page_bytes` arrived and were verified."""
+    """One FetchedBlock per key. `page_bytes` arrived and were verified. `away`: why no daemon answered (WhenAway.MISS);
+    empty: one did."""
 
     blocks: Tuple[FetchedBlock, ...]
     page_bytes: int
+    away: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

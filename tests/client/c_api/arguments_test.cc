@@ -21,7 +21,7 @@ static_assert(sizeof(kvmill_mutable_kv) == 48 && offsetof(kvmill_mutable_kv, tok
 static_assert(sizeof(kvmill_store_layer) == 120 && sizeof(kvmill_store_block) == 64);
 static_assert(sizeof(kvmill_store_options) == 24 && sizeof(kvmill_fetch_output) == 120);
 static_assert(sizeof(kvmill_fetch_options) == 24 && sizeof(kvmill_lookup_result) == 48);
-static_assert(sizeof(kvmill_store_result) == 80 && sizeof(kvmill_fetch_result) == 24);
+static_assert(offsetof(kvmill_store_result, raw_heads) == 72 && sizeof(kvmill_fetch_result) == 24);
 static_assert(sizeof(kvmill_block_result) == 40 && sizeof(kvmill_stat_result) == 120);
 static_assert(sizeof(kvmill_tier_usage) == 40);
 // Of 1.1.
@@ -42,10 +42,13 @@ static_assert(sizeof(kvmill_page_block) == 64 && sizeof(kvmill_page_store_option
 static_assert(offsetof(kvmill_call_options, elsewhere) == 16 && sizeof(kvmill_elsewhere) == 40);
 static_assert(offsetof(kvmill_elsewhere, first_block) == 32);
 // Of 2.3.
-static_assert(sizeof(kvmill_client_options) == 104);
+static_assert(offsetof(kvmill_client_options, token) == 96);
 static_assert(offsetof(kvmill_client_options, tls_ca) == 64);
 // Of 2.4.
 static_assert(sizeof(kvmill_call_options) == 48 && offsetof(kvmill_call_options, request_id) == 24);
+// Of 2.5.
+static_assert(sizeof(kvmill_client_options) == 112 && sizeof(kvmill_store_result) == 88);
+static_assert(offsetof(kvmill_client_options, when_away) == 104);
 
 TEST_F(Arguments, VersionsAndNamesAreThere) {
   EXPECT_EQ(kvmill_abi_version(), (std::uint32_t{KVMILL_ABI_MAJOR} << 16) + KVMILL_ABI_MINOR);
