@@ -436,6 +436,30 @@ class DeathTest(Case):
         self.put(ns, b"after", gaussian(2))  # Registered again by itself.
         self.assertNotEqual(self.client.boot_id, boot_id)
 
+    def test_a_daemon_that_is_away_is_a_miss_for_who_wants_that(self):
+        with kvmill.Client(self.daemon.server, timeout=60, when_away=kvmill.WhenAway.MISS) as client:
+            ns = client.open_namespace("away", spec())
+            block = kvmill.Block(b"away", gaussian(3))
+            self.assertEqual(client.store(ns, [block]).away, "")
+            self.daemon.kill_hard()
+            found = client.lookup(ns, [b"away"])
+            self.assertEqual(found.hit_blocks, 0)
+            self.assertNotEqual(found.away, "")
+            fetched = client.fetch(ns, [b"away"], ns.empty(1))
+            self.assertIsInstance(fetched.blocks[0].error, kvmill.NotFoundError)
+            self.assertNotEqual(fetched.away, "")
+            stored = client.store(ns, [block])
+            self.assertEqual((stored.blocks[0].outcome, stored.blocks[0].error, stored.blocks_dropped),
+                             (kvmill.Outcome.DROPPED, None, 1))
+            with self.assertRaises(kvmill.UnavailableError):
+                client.store(ns, [block], wait_durable=True)
+            self.daemon.start()
+            while stored.away:
+                time.sleep(0.005)
+                stored = client.store(ns, [block])
+            self.assertEqual(stored.blocks_stored, 1)
+            self.assertEqual(client.lookup(ns, [b"away"]).hit_blocks, 1)
+
 
 if __name__ == "__main__":
     cli_support.main()
