@@ -247,6 +247,7 @@ ClusterNode::Options MakeClusterNodeOptions(const Config& config) {
   options.blocks.replication.bytes_per_second = config.replication_rate;
   options.blocks.replication.ramp_nanos = kReplicationRamp.count();
   options.blocks.shared = SharedTenantsOf(config);
+  options.tickets.shared = options.blocks.shared;
   options.tickets.held_bytes_max = of_host_memory(kHeldShareMax);
   options.tickets.copied_bytes_max = of_host_memory(kCopiedShareMax);
   return options;

@@ -309,8 +309,6 @@ absl::Status Node::Impl::StartCluster() {
       MakeMembershipOptions(config_, main_server_.address, admin_server_.address, context_->boot_id,
                             listener_->holder()));
   options.blocks.held = held_.get();
-  options.blocks.shared = context_->shared;
-  options.tickets.shared = context_->shared;
   KVMILL_ASSIGN_OR_RETURN(
       cluster_, ClusterNode::Start(clock_, *store_, std::move(options), [&etcd](Loop& loop) {
         return EtcdRegistry::Create(etcd, loop);
