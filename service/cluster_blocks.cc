@@ -149,6 +149,8 @@ std::vector<HeldRun> ClusterBlocks::ListRuns(const std::vector<RunList>& lists) 
     run.blocks.anchor = first.blocks[0].key;
     const HeldRuns::Run held =
         options_.held->RunOf(list.anchor_hash, kListKeysMax, list.after_place, list.after_hash);
+    // It left meanwhile: a first page of nothing would be taken for a lie.
+    if (held.blocks.empty() && list.after_hash == 0) continue;
     run.more = held.more;
     for (const HeldRuns::Run::Block& block : held.blocks) {
       run.blocks.keys.push_back(block.key);
