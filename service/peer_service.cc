@@ -30,6 +30,12 @@ constexpr std::chrono::seconds kReadTicketMax{60};
 // is one, whose certificate has other names than this node's.
 absl::Status PeerService::RefuseStranger(const grpc::ServerContextBase& call,
                                          const std::string& nodes) const {
+  // A token goes before a certificate: this is a client, also where both are shown.
+  if (call.client_metadata().contains(kTokenMetadata)) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("this is for nodes of the cluster, which show a certificate of \"", nodes,
+                     "\" (--tls-peers) and no token: who shows one is its tenant"));
+  }
   // It goes to logs: whoever is signed for may have written it.
   const std::string shown = absl::CEscape(absl::StrJoin(CertificateNames(call), ", "));
   if (refusals_logged_.Allows(shown, context_.clock.MonotonicNanos())) {
