@@ -55,7 +55,7 @@ void Client::Impl::RegisterMemory(const ClientNamespace& ns,
               },
               [](const v1::RegisterMemoryReply& reply) { return reply.registration(); },
               [this, memory, deadline, attempt_done](absl::StatusOr<std::uint64_t> registration) {
-                if (absl::IsAborted(registration.status())) session().Ended(memory->session);
+                if (absl::IsAborted(registration.status())) this->session().Ended(memory->session);
                 if (!registration.ok()) return attempt_done(std::move(registration));
                 memory->registration = *registration;
                 Share(memory, deadline, attempt_done);
