@@ -32,7 +32,9 @@ double ErrorOf(const HeadPages& input, const TileFormat& format, absl::Span<cons
 }  // namespace
 
 QuantizationErrors::QuantizationErrors(const Options& options)
-    : sample_interval_(options.sample_interval), namespaces_max_(options.namespaces_max) {}
+    : guard_(options.guard),
+      sample_interval_(options.sample_interval),
+      namespaces_max_(options.namespaces_max) {}
 
 void QuantizationErrors::SetOptions(const Options& options) {
   sample_interval_.store(options.sample_interval, std::memory_order_relaxed);
@@ -63,6 +65,7 @@ void QuantizationErrors::Observe(const OpenedNamespace& space, const TileFormat&
   Entry& entry = EntryOf(space);
   entry.k.Observe(k_error);
   entry.v.Observe(v_error);
+  if (guard_ != nullptr) guard_->Observe(space, k_error, v_error);
 }
 
 QuantizationErrors::Entry& QuantizationErrors::EntryOf(const OpenedNamespace& space) {

@@ -18,6 +18,7 @@
 #include "storage/block_writer.h"
 #include "storage/core/histogram.h"
 #include "storage/core/mutex.h"
+#include "storage/error_guard.h"
 #include "storage/namespace_table.h"
 
 namespace kvmill {
@@ -37,6 +38,8 @@ class QuantizationErrors {
     // So many namespaces, the first ones that are sampled, have histograms of their own; the others
     // share one.
     std::uint32_t namespaces_max = 16;
+    // Hears of each sample; null: nobody does. Stays who it was at the start, and outlives this.
+    ErrorGuard* guard = nullptr;
   };
   explicit QuantizationErrors(const Options& options);
 
@@ -73,6 +76,7 @@ class QuantizationErrors {
   };
   Entry& EntryOf(const OpenedNamespace& space);
 
+  ErrorGuard* const guard_;
   std::atomic<std::uint32_t> sample_interval_;  // A stale value is the one of before.
   std::atomic<std::uint64_t> tiles_{0};  // Encoded so far; relaxed, each caller gets its own.
   mutable Mutex mu_;

@@ -54,6 +54,7 @@
 namespace kvmill {
 
 class BlockHold;           // storage/block_hold.h
+class ErrorGuard;          // storage/error_guard.h
 class QuantizationErrors;  // storage/quantization_errors.h
 struct BlockHoldListener;
 
@@ -110,6 +111,8 @@ class TieredStore {
     StoreObserver* observer = nullptr;
     // Takes samples of what encoding loses; null: nobody does. Outlives the store.
     QuantizationErrors* errors = nullptr;
+    // Says into which namespaces nothing is stored; null: into all. Outlives the store.
+    const ErrorGuard* guard = nullptr;
   };
 
   // `disk` may be null: no disk tier. Reads the namespaces and the index of `disk` before it
@@ -155,7 +158,7 @@ class TieredStore {
   // stay; counted as existing). INVALID_ARGUMENT: token_count, parent, a tail's key or group do not
   // fit the namespace, or another writer assembles this key with another origin.
   // RESOURCE_EXHAUSTED: no room even after evicting and waiting, or, at once, under the tenant's
-  // hard quota; retry later.
+  // hard quota; retry later. FAILED_PRECONDITION: Options::guard takes no new ones.
   absl::StatusOr<BlockWriter> BeginStore(const BlockId& id, const BlockOrigin& origin);
 
   // Starts the copy of a sealed block from another node: memory for its pages, which have these

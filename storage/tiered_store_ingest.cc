@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/core/log.h"
 #include "storage/core/status_macros.h"
+#include "storage/error_guard.h"
 #include "storage/tiered_store_impl.h"
 
 namespace kvmill {
@@ -70,9 +71,16 @@ absl::StatusOr<std::shared_ptr<BlockWriter::Assembly>> TieredStore::Impl::BeginS
     KVMILL_ASSIGN_OR_RETURN(std::shared_ptr<BlockWriter::Assembly> joined, Join(id, origin));
     if (joined != nullptr) return joined;
   }
+  // After that: what is there is fine, and a block that was begun before may be finished.
+  OpenedNamespace& space = *namespaces_.Find(id.namespace_id);
+  if (options_.guard != nullptr) {
+    if (absl::Status allowed = options_.guard->CheckStore(space); !allowed.ok()) {
+      counters_.rejected_blocks.Add();
+      return allowed;
+    }
+  }
   // Getting memory may take a while: no lock is held, and whoever comes second drops what it got.
-  auto made = std::make_shared<BlockWriter::Assembly>(*this, *namespaces_.Find(id.namespace_id), id,
-                                                      origin);
+  auto made = std::make_shared<BlockWriter::Assembly>(*this, space, id, origin);
   absl::Status prepared = made->Prepare();
   if (!prepared.ok()) {
     {

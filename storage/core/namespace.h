@@ -41,6 +41,9 @@ struct LayerGroup {
   friend bool operator==(const LayerGroup&, const LayerGroup&) = default;
 };
 
+// NamespaceSpec::sink_blocks of a namespace without tiles: every block stays raw.
+inline constexpr std::uint32_t kAllBlocksRaw = 0xFFFFFFFF;
+
 struct NamespaceSpec {
   std::string tenant;  // Set by the server from the caller's identity.
   std::string model;
