@@ -134,6 +134,10 @@ void PeerPull::Learn(Peers::CallId call, Op* op) {
       op->fingerprint, {},
       [&store = store_, &sealers = sealers_, shared = options_.shared,
        fingerprint = op->fingerprint, learned](absl::StatusOr<ClientNamespace> found) {
+        // FAILED_PRECONDITION is what this node itself refuses.
+        if (absl::IsFailedPrecondition(found.status())) {
+          return learned(absl::UnavailableError(found.status().message()));
+        }
         if (!found.ok()) return learned(found.status());
         sealers.Post(
             [&store, shared, fingerprint, learned, spec = std::move(found->spec)]() mutable {
@@ -144,7 +148,7 @@ void PeerPull::Learn(Peers::CallId call, Op* op) {
                 return learned(absl::DataLossError("the peer describes another namespace"));
               }
               if (!shared.Has(spec.tenant)) {
-                return learned(absl::NotFoundError(absl::StrCat(
+                return learned(absl::FailedPreconditionError(absl::StrCat(
                     "blocks of tenant \"", spec.tenant, "\" are not shared with this node")));
               }
               learned(store.OpenNamespace(absl::StrCat("peer-", ToHex(fingerprint)), spec));
@@ -170,7 +174,7 @@ void PeerPull::Learned(Peers::CallId call,
   Op& op = found->second;
   if (space.ok()) {
     SetNamespace(&op, *space);
-  } else if (absl::IsNotFound(space.status())) {
+  } else if (absl::IsNotFound(space.status()) || absl::IsFailedPrecondition(space.status())) {
     Finish(call, std::vector<absl::Status>(op.blocks.keys.size(), space.status()));
   } else {
     Finish(call, space.status());
