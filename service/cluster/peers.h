@@ -86,7 +86,7 @@ inline constexpr std::size_t kListRunsMax = 64;  // Of one ListRuns.
 // Of one run in its answer. Sequences that part within a run have several blocks at a place, so
 // there may be more: they are asked for with the next one,
 inline constexpr std::size_t kListKeysMax = 128;
-// and no run has more than so many.
+// and of a run that has more than so many this is what is announced, and copied.
 inline constexpr std::size_t kRunListMax = 1 << 17;
 
 struct RunList {

@@ -443,18 +443,22 @@ bool Replicator::Looked(Job* job) {
     (Rests(KeyHash(run.fingerprint, key)) ? known.rests : known.missed) = true;
   }
   const bool hot = known.reason == Reason::kHot;
+  const std::vector<PointerTable::Holder> holders = pointers_.HoldersOf(hash);
+  const PointerTable::Holder* const from = HolderIn(holders, job->source);
   if (run.more && !(hot && has.places.back() >= PlacesOf(*job, run))) {
-    if (known.listed > kRunListMax) return false;
-    known.after_place = has.places.back();
-    known.after_hash = KeyHash(run.fingerprint, has.keys.back());
-    std::erase(job->hashes, hash);
-    Push(hash);
-    return true;
+    if (known.listed <= kRunListMax) {
+      known.after_place = has.places.back();
+      known.after_hash = KeyHash(run.fingerprint, has.keys.back());
+      std::erase(job->hashes, hash);
+      Push(hash);
+      return true;
+    }
+    // Of more than kRunListMax blocks no more are announced, and no more are looked at.
+    if (from == nullptr || from->sketch.blocks < kRunListMax) return false;
+    known.rests = true;
   }
   const Item item = known;
   Done(job, hash);
-  const std::vector<PointerTable::Holder> holders = pointers_.HoldersOf(hash);
-  const PointerTable::Holder* const from = HolderIn(holders, job->source);
   // Not when that changed while it was gone through, or was not all.
   if (from != nullptr && CompareWord(hash, *from) == item.said && !item.missed && !hot &&
       item.listed >= from->sketch.blocks) {
@@ -532,7 +536,8 @@ void Replicator::Pulled(JobId id, const absl::StatusOr<std::vector<absl::Status>
     ++stats_.failed_blocks;
     lied |= absl::IsDataLoss(status);
     full |= absl::IsResourceExhausted(status);
-    // A quota has no room for it: it is not asked for again at once.
+    // A quota has no room for it, or its tenant is not shared here: it is not asked for again at
+    // once.
     const bool refused = absl::IsFailedPrecondition(status);
     if (refused) resting_.Put(KeyHash(fingerprint, job.pulled[i]), loop_.clock().MonotonicNanos());
     if (!absl::IsNotFound(status) && !refused) came += estimate;

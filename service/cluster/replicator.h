@@ -20,9 +20,9 @@
 // until blocks of the run leave this node. Of a run that many ask for only the beginning is copied,
 // where all sequences are one: the rest is of one prompt each.
 //
-// A block that was evicted here, or that a quota has no room for, is left alone for a while, or a
-// full node would copy all day what it has no room for. Nothing here verifies blocks: Peers::Pull
-// does. Lives on the loop.
+// A block that was evicted here, that a quota has no room for, or whose tenant is not shared here,
+// is left alone for a while, or a full node would copy all day what it has no room for. Nothing
+// here verifies blocks: Peers::Pull does. Lives on the loop.
 #ifndef KVMILL_SERVICE_CLUSTER_REPLICATOR_H_
 #define KVMILL_SERVICE_CLUSTER_REPLICATOR_H_
 
@@ -173,7 +173,8 @@ class Replicator {
   // Whether one was.
   bool StartJobs(Queue* queue, std::size_t pops, bool ordered);
   void StartJob(const Member& source, std::vector<std::uint64_t> hashes);
-  // All of a run that its source listed was looked at. False: the list has no end.
+  // All of a run that its source listed was looked at. False: the list has no end, of a source that
+  // did not say to have that many.
   bool Looked(Job* job);
   // So many first places of the run that was listed are copied.
   std::size_t PlacesOf(const Job& job, const HeldRun& run) const;

@@ -513,13 +513,35 @@ TEST_F(ReplicationTest, AListWithoutAnEndEnds) {
   peers_.scripts["node-1"].endless = true;
   Announced(1, mine);
   Announcement said = {HashOf(mine[0]), SketchOf(mine[0], kSequences, false)};
-  said.sketch.blocks = kRunListMax;
+  said.sketch.blocks = kRunListMax - 1;
   said.sketch.sum ^= 1;
   pointers_.Announced(Node(1), {said});
   for (int i = 0; i < 600 && health_.paused_count() == 0; ++i) Run(100 * kSimMs);
   EXPECT_EQ(health_.paused_count(), 1u) << "it lied";
   EXPECT_GT(peers_.made_up, kRunListMax - 2 * kListKeysMax);
   EXPECT_LE(peers_.made_up, 2 * kRunListMax);
+}
+
+// Nobody can announce more: thousands of sequences that part behind one short prompt.
+TEST_F(ReplicationTest, ARunOfMoreBlocksThanAreAnnouncedIsNoLie) {
+  Make(1);
+  SetView({Node(0), Node(1)});
+  const auto mine = RunsWhere(1, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  peers_.scripts["node-1"].sequences = {0, 1, 2, 3};
+  peers_.scripts["node-1"].endless = true;
+  Announced(1, mine);
+  Announcement said = {HashOf(mine[0]), SketchOf(mine[0], kSequences, false)};
+  said.sketch.blocks = kRunListMax;
+  said.sketch.sum ^= 1;
+  pointers_.Announced(Node(1), {said});
+  for (int i = 0; i < 600 && replicator_->queued() > 0; ++i) Run(100 * kSimMs);
+  EXPECT_EQ(replicator_->queued(), 0u);
+  EXPECT_EQ(health_.paused_count(), 0u);
+  const std::uint64_t looked_at = peers_.made_up;
+  EXPECT_GT(looked_at, kRunListMax - 2 * kListKeysMax);
+  EXPECT_LE(looked_at, kRunListMax + 2 * kListKeysMax);
+  Run(20 * kSimSecond);
+  EXPECT_EQ(peers_.made_up, looked_at) << "it is not listed again at once";
 }
 
 TEST_F(ReplicationTest, AQueueThatIsFullForgetsNothing) {
