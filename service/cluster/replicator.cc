@@ -483,8 +483,11 @@ bool Replicator::Looked(Job* job) {
                (paged || HoldsAll(listed, holder.sketch) != Holds::kYes) &&
                Lacks(hash, held, holder, item.reason);
       });
-  if (more && item.tries + 1u < kTriesMax && Add(hash, item.reason, item.leaver)) {
-    items_.at(hash).tries = static_cast<std::uint8_t>(item.tries + 1);
+  // What a source said anew meanwhile is no failure: the last of it must not wait for a sweep.
+  const bool anew = from != nullptr && CompareWord(hash, *from) != item.said;
+  const auto tries = static_cast<std::uint8_t>(item.tries + (anew ? 0 : 1));
+  if (more && tries < kTriesMax && Add(hash, item.reason, item.leaver)) {
+    items_.at(hash).tries = tries;
     items_.at(hash).source = item.source;
   }
   return true;

@@ -544,6 +544,29 @@ TEST_F(ReplicationTest, ARunOfMoreBlocksThanAreAnnouncedIsNoLie) {
   EXPECT_EQ(peers_.made_up, looked_at) << "it is not listed again at once";
 }
 
+TEST_F(ReplicationTest, ARunThatGrowsAllTheTimeIsCopiedToItsEnd) {
+  Make(1);
+  SetView({Node(0), Node(1)});
+  const auto mine = RunsWhere(1, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  peers_.scripts["node-1"].answer_nanos = 100 * kSimMs;
+  Announced(1, mine);
+  Announcement said = {HashOf(mine[0]), SketchOf(mine[0], {0}, false)};
+  std::size_t lists = 0;
+  // Each time it is listed it says something else before the list is there.
+  for (std::size_t pass = 0; pass < Replicator::kTriesMax; ++pass) {
+    lists = peers_.listed.size();
+    for (int i = 0; i < 100 && peers_.listed.size() == lists; ++i) Run(10 * kSimMs);
+    ASSERT_EQ(peers_.listed.size(), lists + 1);
+    said.sketch.sum ^= std::uint64_t{1} << pass;
+    pointers_.Announced(Node(1), {said});
+    replicator_->Announced({said});
+  }
+  lists = peers_.listed.size();
+  Run(kSimSecond);
+  EXPECT_EQ(peers_.listed.size(), lists + 1) << "before the next sweep";
+  EXPECT_EQ(replicator_->queued(), 0u);
+}
+
 TEST_F(ReplicationTest, AQueueThatIsFullForgetsNothing) {
   Make(1);
   SetView({Node(0), Node(1)});
