@@ -69,8 +69,9 @@ class PeerPull final {
   // DEADLINE_EXCEEDED; INVALID_ARGUMENT; RESOURCE_EXHAUSTED, too many pulls. A namespace that this
   // node does not know is learned from the peer, with its tenant, and opened under a name that no
   // engine uses ("peer-" and its fingerprint): what engines call it stays their own choice. Blocks
-  // count for the quota of its tenant here. Of a tenant that is not shared everything is NOT_FOUND.
-  // Only whole blocks are pulled: one that comes with fewer tokens is DATA_LOSS.
+  // count for the quota of its tenant here. Of a tenant that is not shared everything is
+  // FAILED_PRECONDITION. Only whole blocks are pulled: one that comes with fewer tokens is
+  // DATA_LOSS.
   void Pull(Peers::CallId call, const Member& member, const Fingerprint& fingerprint,
             RunKeys blocks, std::int64_t deadline_nanos,
             Peers::Done<std::vector<absl::Status>> done);
