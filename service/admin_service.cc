@@ -136,7 +136,10 @@ grpc::Status AdminService::Namespaces(grpc::ServerContext* call, const v1::Names
   return StatusToGrpc([&]() -> absl::Status {
     KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Namespaces", true));
     for (const TieredStore::NamespaceInfo& info : context_.store.Namespaces()) {
-      FillNamespace(info, reply->add_namespaces());
+      v1::NamespaceInfo* const to = reply->add_namespaces();
+      FillNamespace(info, to);
+      FillTrip(context_, info, to);
+      to->set_tenant(info.spec.tenant);
     }
     return absl::OkStatus();
   }());

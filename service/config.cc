@@ -388,6 +388,22 @@ const std::vector<Option>& Options() {
                  "Namespaces that /metrics names: those that stored most, of errors the first "
                  "ones; the others are shown together.",
                  kMetricsNamespacesMax, &Config::metrics_namespaces)),
+      Begins("Guard",
+             Reloadable(OneOf("guard-action",
+                              "What becomes of a namespace whose samples lose more than the limits "
+                              "below. alert: a warning and a metric; fall-back: it also takes no "
+                              "more blocks, and says which namespace to use instead; refuse: it "
+                              "takes no more blocks.",
+                              {"alert", "fall-back", "refuse"}, &Config::guard_action))),
+      Reloadable(Number("guard-key-error", "PERCENT",
+                        "Limit of what samples of K lose on average; 0: none.", kGuardErrorMax,
+                        &Config::guard_key_error)),
+      Reloadable(Number("guard-value-error", "PERCENT",
+                        "Limit of what samples of V lose on average; 0: none.", kGuardErrorMax,
+                        &Config::guard_value_error)),
+      Reloadable(Number("guard-samples", "N",
+                        "Samples of one namespace over which that is, one after the other.",
+                        kGuardSamplesMax, &Config::guard_samples, /*min=*/1)),
       Begins("Reading it again",
              Switch("watch-config",
                     "Read --config and --tenants again when they change, as SIGHUP does.",
@@ -527,6 +543,11 @@ absl::Status CheckConfig(const Config& config) {
     return absl::InvalidArgumentError(absl::StrCat("--", mark.tier, "-low-watermark ", mark.low,
                                                    ": want less than --", mark.tier,
                                                    "-high-watermark, ", mark.high));
+  }
+  if (config.guard_action != "alert" && config.error_sample_interval == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--guard-action ", config.guard_action,
+                     ": looks at samples, and --error-sample-interval 0 takes none"));
   }
   KVMILL_RETURN_IF_ERROR(DiskKeysOf(config).status());
   KVMILL_RETURN_IF_ERROR(CheckEvents(config));

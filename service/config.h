@@ -29,6 +29,8 @@ inline constexpr std::uint64_t kGpuBytesMin = std::uint64_t{64} << 20;  // Unles
 
 inline constexpr std::uint32_t kEncodeThreadsMax = 1024;
 inline constexpr std::uint32_t kErrorSampleIntervalMax = 1u << 30;
+inline constexpr std::uint32_t kGuardErrorMax = 1000;  // Percent.
+inline constexpr std::uint32_t kGuardSamplesMax = 1u << 20;
 inline constexpr std::uint32_t kMetricsNamespacesMax = 256;  // 36 lines of /metrics each.
 inline constexpr std::uint32_t kEventsBufferStepsMax = 1u << 20;
 inline constexpr std::uint32_t kEventsHighWaterMarkMax = 1u << 24;
@@ -101,6 +103,10 @@ struct Config {
   absl::Duration session_grace = absl::Seconds(30);  // For a remote session without a stream.
   std::uint32_t error_sample_interval = 251;         // Tiles; 0: no samples.
   std::uint32_t metrics_namespaces = 16;             // With metrics of their own.
+  std::string guard_action = "alert";                // alert, fall-back or refuse.
+  std::uint32_t guard_key_error = 60;                // Percent; 0: no limit.
+  std::uint32_t guard_value_error = 60;              // The same.
+  std::uint32_t guard_samples = 64;
 };
 
 struct OptionInfo {

@@ -56,6 +56,8 @@ constexpr char kIntroduction[] =
     "- `peer-timeout`, `replication-rate`, `error-sample-interval`: what begins.\n"
     "- `session-grace`: sessions that are there, too. Their clients were told the old one.\n"
     "- `metrics-namespaces`: a namespace that has a histogram keeps it.\n"
+    "- `guard-action`, `guard-key-error`, `guard-value-error`: namespaces that have tripped, too: "
+    "one that is within new limits takes blocks again, and is measured again.\n"
     "\n";
 
 constexpr char kExample[] =

@@ -1,6 +1,7 @@
 #include "service/engine_service.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "storage/core/log.h"
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
+#include "storage/error_guard.h"
 
 namespace kvmill {
 
@@ -31,6 +33,26 @@ void FillNamespace(const TieredStore::NamespaceInfo& info, v1::NamespaceInfo* ou
   ToProto(info.spec, out->mutable_spec());
 }
 
+void FillTrip(const ServiceContext& context, const TieredStore::NamespaceInfo& info,
+              v1::NamespaceInfo* out) {
+  if (context.guard == nullptr) return;
+  const std::optional<ErrorGuard::Trip> trip = context.guard->TripOf(info.id);
+  if (!trip.has_value()) return;
+  v1::NamespaceTrip* const to = out->mutable_trip();
+  to->set_key_error(trip->key_error);
+  to->set_value_error(trip->value_error);
+  const GuardAction action = context.guard->action();
+  to->set_refuses_stores(action != GuardAction::kAlert);
+  if (action == GuardAction::kRefuse) return;
+  const std::optional<FallbackNamespace> fallback =
+      FallbackOf(info.name, info.spec, trip->key_above, trip->value_above);
+  if (!fallback.has_value()) return;
+  to->set_fallback_name(fallback->name);
+  to->set_fallback_key_bits(fallback->spec.key_bits);
+  to->set_fallback_value_bits(fallback->spec.value_bits);
+  to->set_fallback_sink_blocks(fallback->spec.sink_blocks);
+}
+
 grpc::Status EngineService::Hello(grpc::ServerContext* call, const v1::HelloRequest* request,
                                   v1::HelloReply* reply) {
   return Answer(context_, *call, [&](const Caller&) {
@@ -48,6 +70,7 @@ grpc::Status EngineService::Register(grpc::ServerContext* call, const v1::Regist
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.store.OpenNamespace(request->name(), spec));
     FillNamespace(info, reply->mutable_namespace_());
+    FillTrip(context_, info, reply->mutable_namespace_());
     FillHello(context_, reply->mutable_hello());
     return absl::OkStatus();
   });
@@ -58,10 +81,17 @@ grpc::ServerUnaryReactor* EngineService::Describe(grpc::CallbackServerContext* c
                                                   v1::NamespaceInfo* reply) {
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
   const absl::StatusOr<Caller> caller = Enter(context_, *call);
-  const auto answer = [reactor, reply, tenant = caller.ok() ? caller->tenant : std::string()](
+  const auto answer = [&context = context_, reactor, reply,
+                       tenant = caller.ok() ? caller->tenant : std::string()](
                           const absl::StatusOr<TieredStore::NamespaceInfo>& info) {
-    if (info.ok()) FillNamespace(*info, reply);
-    if (info.ok() && info->spec.tenant != tenant) reply->set_tenant(info->spec.tenant);
+    if (info.ok()) {
+      FillNamespace(*info, reply);
+      if (info->spec.tenant == tenant) {
+        FillTrip(context, *info, reply);
+      } else {
+        reply->set_tenant(info->spec.tenant);
+      }
+    }
     reactor->Finish(StatusToGrpc(info.status()));
   };
   const absl::StatusOr<TieredStore::NamespaceInfo> info =

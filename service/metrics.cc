@@ -19,6 +19,7 @@
 #include "service/running_config.h"
 #include "service/transfers.h"
 #include "storage/core/log.h"
+#include "storage/error_guard.h"
 #include "storage/quantization_errors.h"
 #include "storage/store_stats.h"
 #include "storage/tenant_quotas.h"
@@ -185,6 +186,22 @@ void AddErrors(const Source& s, MetricFamily* out) {
     AddTo<kBoundCount>(of.v, &all.v);
   }
   if (s.names == NamespaceNames::kLeftOut && !errors.empty()) add(kAllNamespaces, all);
+}
+
+// As of errors: so many of them by name. Those that tripped first are those.
+void AddTrips(const Source& s, MetricFamily* out) {
+  if (s.context.guard == nullptr) return;
+  const bool shown = s.names == NamespaceNames::kShown;
+  const std::size_t shown_max =
+      shown && s.context.errors != nullptr ? s.context.errors->namespaces_max() : 0;
+  const std::vector<ErrorGuard::Trip> trips = s.context.guard->trips();
+  for (std::size_t i = 0; i < std::min(trips.size(), shown_max); ++i) {
+    Add(out, 1.0, {{"namespace", NamespaceLabel(trips[i].tenant, trips[i].name)}});
+  }
+  if (trips.size() > shown_max) {
+    Add(out, static_cast<double>(trips.size() - shown_max),
+        {{"namespace", shown ? kOtherNamespaces : kAllNamespaces}});
+  }
 }
 
 // Of each tenant that is shown, a value; those beyond kTenantsShown, and to who does not see names
@@ -432,6 +449,10 @@ const Family kFamilies[] = {
     {"quantization_error_ratio", MetricType::Histogram, "namespace kind",
      "What encoding lost of sampled tiles, as |decoded - stored| / |stored|, of K and of V (kind).",
      AddErrors},
+    {"guard_tripped", MetricType::Gauge, "namespace",
+     "1 of a namespace whose samples lost more than the limits of --guard-...; of several together "
+     "how many.",
+     AddTrips},
     {"data_transport_connections", MetricType::Gauge, "transport",
      "Connections of the UCX data plane by the transport that UCX negotiated.",
      [](const Source& s, MetricFamily* out) {

@@ -55,6 +55,7 @@
 #include "storage/core/mutex.h"
 #include "storage/core/status_macros.h"
 #include "storage/core/worker_pool.h"
+#include "storage/error_guard.h"
 #include "storage/quantization_errors.h"
 #include "storage/rocks_disk_store.h"
 #include "storage/tiered_store.h"
@@ -123,6 +124,7 @@ class Node::Impl {
   std::unique_ptr<HeldRuns> held_;  // Null without --cluster.
   std::unique_ptr<EventJournal> journal_;
   std::unique_ptr<WatcherAndObserver> observer_;  // Those two.
+  std::unique_ptr<ErrorGuard> guard_;
   std::unique_ptr<QuantizationErrors> errors_;
   std::unique_ptr<TieredStore> store_;
   RocksDiskStore* encrypted_disk_ = nullptr;  // Of store_; null where nothing is encrypted.
@@ -205,9 +207,12 @@ absl::Status Node::Impl::OpenStore() {
   if (config_.cluster != "none") {
     held_ = std::make_unique<HeldRuns>(HeldRuns::Options{.tenants = SharedTenantsOf(config_)});
   }
+  guard_ = std::make_unique<ErrorGuard>(MakeGuardOptions(config_));
+  options.guard = guard_.get();
   errors_ = std::make_unique<QuantizationErrors>(
       QuantizationErrors::Options{.sample_interval = config_.error_sample_interval,
-                                  .namespaces_max = config_.metrics_namespaces});
+                                  .namespaces_max = config_.metrics_namespaces,
+                                  .guard = guard_.get()});
   options.errors = errors_.get();
   journal_ = std::make_unique<EventJournal>(EventJournal::Options{});
   observer_ = std::make_unique<WatcherAndObserver>(*journal_, held_.get());
@@ -240,6 +245,7 @@ void Node::Impl::MakeContext(const std::string& boot_id) {
   context_->has_other_tiers = !config_.data_dir.empty() || config_.gpu_bytes > 0;
   context_->reads_gpu_memory = device_regions_ != nullptr;
   context_->errors = errors_.get();
+  context_->guard = guard_.get();
   if (encrypted_disk_ != nullptr) {
     context_->disk_keys = [this] { return encrypted_disk_->key_usage(); };
   }
@@ -354,6 +360,7 @@ absl::Status Node::Impl::Reload(const Config& config, Identities identities,
   if (!revoked.empty()) journal_->Revoke(revoked);
   errors_->SetOptions({.sample_interval = config.error_sample_interval,
                        .namespaces_max = config.metrics_namespaces});
+  guard_->SetOptions(MakeGuardOptions(config));
   sessions_->SetResumeGrace(absl::ToInt64Nanoseconds(config.session_grace));
   drain_timeout_ = config.drain_timeout;
   if (cluster_ != nullptr) {
@@ -450,6 +457,7 @@ void Node::Impl::StopStore() {
         static_cast<void>(journal_.release());
         static_cast<void>(held_.release());
         static_cast<void>(errors_.release());
+        static_cast<void>(guard_.release());
         static_cast<void>(devices_.device.release());
         static_cast<void>(devices_.stand_in.release());
         return;

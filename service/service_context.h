@@ -27,6 +27,7 @@ class ClusterBlocks;
 class ClusterNode;
 class ClusterTickets;
 class DataPlane;
+class ErrorGuard;
 class PeerAnswers;
 class QuantizationErrors;
 class RunningConfig;
@@ -79,6 +80,7 @@ struct ServiceContext {
   ServiceCounters counters{};
   std::atomic<bool> draining{false};
   const QuantizationErrors* errors = nullptr;     // Of samples of stored tiles; null: none.
+  const ErrorGuard* guard = nullptr;              // Of the same; null: none.
   const RunningConfig* running_config = nullptr;  // Null in tests without a daemon.
   // Of the disk tier's files; null where nothing is encrypted.
   std::function<std::vector<EncryptionKeyUsage>()> disk_keys = nullptr;

@@ -66,4 +66,15 @@ SessionTable::Options MakeSessionOptions(const Config& config) {
   return options;
 }
 
+ErrorGuard::Options MakeGuardOptions(const Config& config) {
+  ErrorGuard::Options options;
+  options.action = config.guard_action == "fall-back" ? GuardAction::kFallBack
+                   : config.guard_action == "refuse"  ? GuardAction::kRefuse
+                                                      : GuardAction::kAlert;
+  options.key_error_max = config.guard_key_error / 100.0;
+  options.value_error_max = config.guard_value_error / 100.0;
+  options.window_samples = config.guard_samples;
+  return options;
+}
+
 }  // namespace kvmill

@@ -1,5 +1,5 @@
 // What the configuration says of a daemon's memory: the tiers of its store, and how much of them
-// may be under lease.
+// may be under lease, and what may be lost in encoding what they hold.
 //
 // For node.cc. Only numbers are decided here, from `config` alone: nothing is opened or allocated.
 // How a tier is cut into arenas and the share for leases may change in store_config.cc; what an
@@ -11,6 +11,7 @@
 #include "service/config.h"
 #include "service/session_table.h"
 #include "storage/device/device.h"
+#include "storage/error_guard.h"
 #include "storage/tiered_store.h"
 
 namespace kvmill {
@@ -24,6 +25,9 @@ TieredStore::Options MakeStoreOptions(const Config& config, Device* gpu);
 absl::Status SetWatermarks(const Config& config, TieredStore& store);
 
 SessionTable::Options MakeSessionOptions(const Config& config);
+
+// Also while it runs.
+ErrorGuard::Options MakeGuardOptions(const Config& config);
 
 }  // namespace kvmill
 

@@ -256,6 +256,10 @@ TEST(ConfigTest, BadValuesAreRefusedNamingOptionValueAndWhatIsAllowed) {
       {"host-low-watermark", "100", "want a number from 0 to 99"},
       {"gpu-high-watermark", "101", "want a number from 1 to 100"},
       {"gpu-low-watermark", "90%", "want a number from 0 to 99"},
+      {"guard-action", "fallback", "want alert|fall-back|refuse"},
+      {"guard-key-error", "0.6", "want a number from 0 to 1000"},
+      {"guard-value-error", "1001", "want a number from 0 to 1000"},
+      {"guard-samples", "0", "want a number from 1 to 1048576"},
       {"host-bytes", "", "want a number with B, KiB"},
       {"host-bytes", "-1", "want a number with B, KiB"},
       {"host-bytes", "1.5B", "a whole number of bytes"},
@@ -324,6 +328,9 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
               HasSubstr("--host-low-watermark 95: want less than --host-high-watermark, 95"));
   EXPECT_THAT(check({{"gpu-high-watermark", "50"}}),
               HasSubstr("--gpu-low-watermark 90: want less than --gpu-high-watermark, 50"));
+  EXPECT_EQ(check({{"error-sample-interval", "0"}}), "");
+  EXPECT_THAT(check({{"error-sample-interval", "0"}, {"guard-action", "fall-back"}}),
+              HasSubstr("--guard-action fall-back: looks at samples"));
   EXPECT_THAT(check({{"socket", std::string(200, 's')}}), HasSubstr("200 bytes, want 1 to 102"));
 }
 

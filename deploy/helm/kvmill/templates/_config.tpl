@@ -64,7 +64,7 @@
 {{- define "kvmill.configOfStart" -}}
 {{- $config := include "kvmill.config" . | fromYaml -}}
 {{- if .Values.watchConfig -}}
-{{- $config = omit $config "tls_peers" "tenants" "peer_timeout" "replication_rate" "log_format" "log_level" "host_high_watermark" "host_low_watermark" "gpu_high_watermark" "gpu_low_watermark" "drain_timeout" "session_grace" "error_sample_interval" "metrics_namespaces" -}}
+{{- $config = omit $config "tls_peers" "tenants" "peer_timeout" "replication_rate" "log_format" "log_level" "host_high_watermark" "host_low_watermark" "gpu_high_watermark" "gpu_low_watermark" "drain_timeout" "session_grace" "error_sample_interval" "metrics_namespaces" "guard_action" "guard_key_error" "guard_value_error" "guard_samples" -}}
 {{- toYaml $config -}}
 {{- else -}}
 {{- dict "config" $config "tenants" .Values.tenants | toYaml -}}
