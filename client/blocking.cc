@@ -38,6 +38,13 @@ absl::Status WaitForStatus(StartFn start) {
 
 }  // namespace
 
+absl::StatusOr<ClientNamespace> Client::OpenNamespaceOrFallback(absl::string_view name,
+                                                                const NamespaceSpec& spec,
+                                                                CallOptions call) {
+  return Wait<ClientNamespace>(
+      [&](auto done) { OpenNamespaceOrFallbackAsync(name, spec, call, std::move(done)); });
+}
+
 absl::StatusOr<ClientNamespace> Client::OpenNamespace(absl::string_view name,
                                                       const NamespaceSpec& spec, CallOptions call) {
   return Wait<ClientNamespace>(

@@ -145,6 +145,23 @@ absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info
   KVMILL_ASSIGN_OR_RETURN(ns.spec, FromProto(info.spec()));
   ns.spec.tenant = info.tenant();
   KVMILL_RETURN_IF_ERROR(ValidateNamespace(ns.spec));
+  if (info.has_trip()) {
+    const v1::NamespaceTrip& from = info.trip();
+    NamespaceTrip& trip = ns.trip.emplace();
+    trip.key_error = from.key_error();
+    trip.value_error = from.value_error();
+    trip.refuses_stores = from.refuses_stores();
+    if (!from.fallback_name().empty()) {
+      NamespaceSpec fallback = ns.spec;
+      fallback.key_bits = static_cast<std::uint8_t>(std::min(from.fallback_key_bits(), 255u));
+      fallback.value_bits = static_cast<std::uint8_t>(std::min(from.fallback_value_bits(), 255u));
+      KVMILL_RETURN_IF_ERROR(ValidateNamespace(fallback));
+      trip.fallback_name = from.fallback_name();
+      trip.fallback_key_bits = fallback.key_bits;
+      trip.fallback_value_bits = fallback.value_bits;
+      trip.fallback_sink_blocks = from.fallback_sink_blocks();
+    }
+  }
   return ns;
 }
 
@@ -209,6 +226,13 @@ void Client::OpenNamespaceAsync(absl::string_view name, const NamespaceSpec& spe
                                 Done<ClientNamespace> done) {
   if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
   impl_->Register(std::string(name), spec, impl_->DeadlineOf(call), std::move(done));
+}
+
+void Client::OpenNamespaceOrFallbackAsync(absl::string_view name, const NamespaceSpec& spec,
+                                          CallOptions call, Done<ClientNamespace> done) {
+  if (absl::Status s = impl_->CheckProcess(); !s.ok()) return done(s);
+  impl_->RegisterOrFallback(std::string(name), spec, impl_->DeadlineOf(call), kFallbacksMax,
+                            std::move(done));
 }
 
 void Client::FindNamespaceAsync(absl::string_view name, CallOptions call,

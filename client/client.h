@@ -145,11 +145,25 @@ struct StoreOptions {
   std::uint32_t head_count = 0;
 };
 
+// Why the daemon's guard (docs/operations.md#guard) has something against a namespace: tiles in its
+// format lose more of K or V than the daemon's limits.
+struct NamespaceTrip {
+  double key_error = 0;  // |decoded - stored| / |stored|, means over samples.
+  double value_error = 0;
+  bool refuses_stores = false;  // With FAILED_PRECONDITION; of blocks that are not there yet.
+  // What to use instead: this name, and the same spec but for these. Empty: the daemon names none.
+  std::string fallback_name;
+  std::uint8_t fallback_key_bits = 0;
+  std::uint8_t fallback_value_bits = 0;
+  std::uint32_t fallback_sink_blocks = 0;
+};
+
 // A namespace as the daemon knows it. Value type.
 struct ClientNamespace {
   std::string name;
   Fingerprint fingerprint{};
-  NamespaceSpec spec;  // The tenant is empty: it is the server's business.
+  NamespaceSpec spec;                   // The tenant is empty: it is the server's business.
+  std::optional<NamespaceTrip> trip{};  // As it was when this was asked for.
 };
 
 struct LookupResult {
@@ -456,6 +470,15 @@ class Client {
                                                 CallOptions call = {});
   void OpenNamespaceAsync(absl::string_view name, const NamespaceSpec& spec, CallOptions call,
                           Done<ClientNamespace> done);
+  // The same; where the daemon refuses stores into it because its tiles lose too much, and names
+  // what to use instead, that is opened, with its name and spec, and so on. An engine that stores
+  // and is answered FAILED_PRECONDITION calls this again, and uses what it gets from then on: for
+  // lookups, too, since blocks are found in the namespace in which they were stored.
+  absl::StatusOr<ClientNamespace> OpenNamespaceOrFallback(absl::string_view name,
+                                                          const NamespaceSpec& spec,
+                                                          CallOptions call = {});
+  void OpenNamespaceOrFallbackAsync(absl::string_view name, const NamespaceSpec& spec,
+                                    CallOptions call, Done<ClientNamespace> done);
   // One that was registered before, by name. NOT_FOUND.
   absl::StatusOr<ClientNamespace> FindNamespace(absl::string_view name, CallOptions call = {});
   void FindNamespaceAsync(absl::string_view name, CallOptions call, Done<ClientNamespace> done);

@@ -36,6 +36,9 @@ using Deadline = Connection::Deadline;
 
 class Redeeming;  // client/redeem_stream.h
 
+// From k2v2 to raw blocks there are three; a daemon that names more is wrong.
+inline constexpr int kFallbacksMax = 4;
+
 absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info);
 
 class Client::Impl {
@@ -167,6 +170,28 @@ class Client::Impl {
           return ns;
         },
         std::move(done));
+  }
+
+  void RegisterOrFallback(const std::string& name, const NamespaceSpec& spec, Deadline deadline,
+                          int fallbacks_left, Done<ClientNamespace> done) {
+    Register(name, spec, deadline,
+             [this, spec, deadline, fallbacks_left,
+              done = std::move(done)](absl::StatusOr<ClientNamespace> ns) {
+               if (!ns.ok() || !ns->trip.has_value() || !ns->trip->refuses_stores ||
+                   ns->trip->fallback_name.empty()) {
+                 return done(std::move(ns));
+               }
+               const NamespaceTrip& trip = *ns->trip;
+               if (fallbacks_left == 0) {
+                 return done(absl::InternalError(absl::StrCat(
+                     "malformed reply to Register: one more fall-back, ", trip.fallback_name)));
+               }
+               NamespaceSpec fallback = spec;
+               fallback.key_bits = trip.fallback_key_bits;
+               fallback.value_bits = trip.fallback_value_bits;
+               fallback.sink_blocks = trip.fallback_sink_blocks;
+               RegisterOrFallback(trip.fallback_name, fallback, deadline, fallbacks_left - 1, done);
+             });
   }
 
   void Describe(const v1::DescribeRequest& request, Deadline deadline, Done<ClientNamespace> done) {

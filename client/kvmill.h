@@ -283,6 +283,14 @@ KVMILL_API kvmill_code kvmill_open_namespace(kvmill_client* client, const char* 
                                              const kvmill_namespace_spec* spec,
                                              const kvmill_call_options* call, kvmill_queue* queue,
                                              uint64_t tag);
+/* The same; where the daemon refuses stores into it because its tiles lose too much of K or V, and
+ * names what to use instead, that is opened: kvmill_namespace_name and kvmill_namespace_get_spec
+ * say what it is. After a store that is answered FAILED_PRECONDITION call this again, and use what
+ * it gives for everything. The event is one of KVMILL_OPEN_NAMESPACE. */
+KVMILL_API kvmill_code kvmill_open_namespace_or_fallback(kvmill_client* client, const char* name,
+                                                         const kvmill_namespace_spec* spec,
+                                                         const kvmill_call_options* call,
+                                                         kvmill_queue* queue, uint64_t tag);
 /* One that was registered before. NOT_FOUND. */
 KVMILL_API kvmill_code kvmill_find_namespace(kvmill_client* client, const char* name,
                                              const kvmill_call_options* call, kvmill_queue* queue,

@@ -6,16 +6,17 @@
 
 namespace kvmill::cli {
 
-void AddTileCommands(CommandLine& line);     // encode, decode
-void AddStoreCommands(CommandLine& line);    // put
-void AddFetchCommands(CommandLine& line);    // lookup, get
-void AddRemovalCommands(CommandLine& line);  // rm, clear, flush, evict
-void AddInspectCommands(CommandLine& line);  // stat, ls, quota, verify
-void AddClusterCommands(CommandLine& line);  // cluster status, members
-void AddConfigCommand(CommandLine& line);    // config
-void AddTopCommand(CommandLine& line);       // top
-void AddPlanCommands(CommandLine& line);     // replay, capacity
-void AddBenchCommands(CommandLine& line);    // bench encode, lookup
+void AddTileCommands(CommandLine& line);       // encode, decode
+void AddStoreCommands(CommandLine& line);      // put
+void AddFetchCommands(CommandLine& line);      // lookup, get
+void AddRemovalCommands(CommandLine& line);    // rm, clear, flush, evict
+void AddInspectCommands(CommandLine& line);    // stat, ls, quota, verify
+void AddClusterCommands(CommandLine& line);    // cluster status, members
+void AddConfigCommand(CommandLine& line);      // config
+void AddNamespacesCommand(CommandLine& line);  // namespaces
+void AddTopCommand(CommandLine& line);         // top
+void AddPlanCommands(CommandLine& line);       // replay, capacity
+void AddBenchCommands(CommandLine& line);      // bench encode, lookup
 // Called by AddBenchCommands.
 void AddBenchAttention(CommandLine& line, CLI::App& bench);
 void AddBenchData(CommandLine& line, CLI::App& bench);

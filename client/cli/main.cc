@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   AddInspectCommands(line);
   AddClusterCommands(line);
   AddConfigCommand(line);
+  AddNamespacesCommand(line);
   AddTopCommand(line);
   AddWatchCommand(line);
   AddPlanCommands(line);

@@ -69,7 +69,7 @@ class Client {
   }
 
   std::uint64_t OpenNamespace(Queue& queue, const std::string& name, const py::tuple& spec,
-                              std::uint64_t timeout_ms) {
+                              bool fallback, std::uint64_t timeout_ms) {
     std::vector<kvmill_layer_group> groups;
     std::vector<std::vector<std::uint16_t>> layers;
     for (const py::handle item : py::cast<py::sequence>(spec[0])) {
@@ -108,7 +108,8 @@ class Client {
     to.frame = ToInt<std::uint32_t>(spec[10], "frame");
     to.sink_blocks = ToInt<std::uint32_t>(spec[11], "sink_blocks");
     return Start(timeout_ms, [&](const kvmill_call_options* call, std::uint64_t tag) {
-      return kvmill_open_namespace(get(), name.c_str(), &to, call, queue.get(), tag);
+      const auto opens = fallback ? &kvmill_open_namespace_or_fallback : &kvmill_open_namespace;
+      return opens(get(), name.c_str(), &to, call, queue.get(), tag);
     });
   }
 

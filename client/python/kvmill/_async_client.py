@@ -111,9 +111,10 @@ class AsyncClient(Base):
     async def __aexit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Any) -> None:
         await self.close()
 
-    async def open_namespace(self, name: str, spec: NamespaceSpec, *, timeout: Optional[float] = None) -> Namespace:
+    async def open_namespace(self, name: str, spec: NamespaceSpec, *, fallback: bool = False,
+                             timeout: Optional[float] = None) -> Namespace:
         """As Client.open_namespace."""
-        return await self._run(_calls.open_namespace(self._native, name, spec, timeout))
+        return await self._run(_calls.open_namespace(self._native, name, spec, fallback, timeout))
 
     async def find_namespace(self, name: str, *, timeout: Optional[float] = None) -> Namespace:
         """As Client.find_namespace."""

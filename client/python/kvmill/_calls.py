@@ -116,12 +116,13 @@ def _lookup_result(value: Any) -> LookupResult:
     return LookupResult(hit_blocks, hit_tokens, tuple(map(Tier, tiers)), tail_tokens, tail_key, away)
 
 
-def open_namespace(client: _native.Client, name: str, spec: NamespaceSpec, timeout: Optional[float]) -> Call[Namespace]:
+def open_namespace(client: _native.Client, name: str, spec: NamespaceSpec, fallback: bool,
+                   timeout: Optional[float]) -> Call[Namespace]:
     groups = [(list(group.layers), group.kv_heads, group.head_dim, int(group.attention), group.window_tokens)
               for group in spec.groups]
     fields = (groups, spec.model, spec.revision, spec.adapter_digest, spec.salt, spec.hash_scheme, int(spec.source_dtype),
               spec.block_tokens, spec.key_bits, spec.value_bits, int(spec.frame), spec.sink_blocks)
-    return Call(lambda queue: client.open_namespace(queue, name, fields, milliseconds(timeout)), Namespace)
+    return Call(lambda queue: client.open_namespace(queue, name, fields, fallback, milliseconds(timeout)), Namespace)
 
 
 def find_namespace(client: _native.Client, name: str, timeout: Optional[float]) -> Call[Namespace]:

@@ -93,10 +93,17 @@ class Client(Base):
     def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Any) -> None:
         self.close()
 
-    def open_namespace(self, name: str, spec: NamespaceSpec, *, timeout: Optional[float] = None) -> Namespace:
+    def open_namespace(self, name: str, spec: NamespaceSpec, *, fallback: bool = False,
+                       timeout: Optional[float] = None) -> Namespace:
         """Registers `spec` under `name`. FailedPreconditionError names the first difference when the name is bound to
-        another one."""
-        return self._run(_calls.open_namespace(self._native, name, spec, timeout))
+        another one.
+
+        Args:
+            fallback: Where the daemon refuses stores into it because its tiles lose too much of K or V, and names what to
+                use instead, that is opened: the result has its name and spec. After a block that was not stored with
+                FailedPreconditionError call this again, and use what it returns for everything.
+        """
+        return self._run(_calls.open_namespace(self._native, name, spec, fallback, timeout))
 
     def find_namespace(self, name: str, *, timeout: Optional[float] = None) -> Namespace:
         """One that was registered before. NotFoundError."""

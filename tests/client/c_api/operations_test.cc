@@ -70,6 +70,15 @@ TEST_F(Operations, ANamespaceKeepsItsSpec) {
   EXPECT_EQ(got.groups[0].head_dim, 128u);
   EXPECT_EQ(got.groups[1].attention, static_cast<uint32_t>(KVMILL_ATTENTION_WINDOW));
   EXPECT_EQ(got.groups[1].window_tokens, 1024u);
+
+  const Outcome same =
+      Finish(kvmill_open_namespace_or_fallback(client_, "n", &spec, nullptr, queue_, 9));
+  EXPECT_EQ(same.event.operation, KVMILL_OPEN_NAMESPACE);
+  kvmill_namespace* again = nullptr;
+  ASSERT_EQ(kvmill_result_namespace(same.result.get(), &again), KVMILL_OK) << kvmill_last_error();
+  EXPECT_STREQ(kvmill_namespace_fingerprint(again), kvmill_namespace_fingerprint(ns))
+      << "nothing was measured";
+  kvmill_namespace_free(again);
   kvmill_namespace_free(ns);
 
   EXPECT_EQ(Finish(kvmill_find_namespace(client_, "none", nullptr, queue_, 9)).event.code,

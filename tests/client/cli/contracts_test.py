@@ -75,6 +75,9 @@ class Contracts(Case):
                          ("default", sum(block["bytes"] for block in listed), 1 << 30, 2 << 30, 0))
         self.assertEqual(quota["charged_bytes"], quota["used_bytes"])
         self.assertEqual(self.ask("verify")["records_checked"], 3 * 2 * 2)  # Heads and tiers.
+        (space,) = self.ask("namespaces")
+        self.assertEqual((space["namespace"], space["tenant"], space["format"], space["tripped"], space["error_k"]),
+                         ("n", "default", "k4v2_g128", False, None))
         self.ask("config")
         self.ask("flush")
         self.assertEqual(self.ask("evict", "--tier", "host")["blocks"], 3)

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import inspect
 import os
+import unittest
 import weakref
 
 import numpy as np
@@ -12,6 +13,35 @@ import numpy as np
 import kvmill
 from python_support import (HEAD_DIM, HEADS, LAYERS, TOKENS, Case, cli_support, from_bits, gaussian, relative_error, spec,
                             to_bits)
+
+
+class GuardTest(unittest.TestCase):
+    def test_an_engine_goes_on_in_the_format_that_loses_less(self):
+        # Every tile is a sample; V of no structure loses half at 2 bits, a tenth at 4.
+        daemon = cli_support.Daemon("--error-sample-interval", "1", "--guard-samples", str(LAYERS * HEADS),
+                                    "--guard-action", "fall-back", "--guard-value-error", "20")
+        self.addCleanup(daemon.remove)
+        self.addCleanup(daemon.stop)
+        with kvmill.Client(daemon.server) as client:
+            wanted = spec(key_bits=4, value_bits=2)
+            ns = client.open_namespace("chat", wanted, fallback=True)
+            self.assertEqual(ns.name, "chat")
+
+            def store(space, key):
+                return client.store(space, [kvmill.Block(key, gaussian(1))]).blocks[0]
+
+            self.assertEqual(store(ns, b"a").outcome, kvmill.Outcome.STORED)
+            refused = store(ns, b"b")
+            self.assertEqual(refused.outcome, kvmill.Outcome.FAILED)
+            self.assertIsInstance(refused.error, kvmill.FailedPreconditionError)
+            self.assertIn("chat~k4v4", str(refused.error))
+            self.assertEqual(client.open_namespace("chat", wanted).fingerprint, ns.fingerprint)
+            higher = client.open_namespace("chat", wanted, fallback=True)
+            self.assertEqual((higher.name, higher.spec.key_bits, higher.spec.value_bits), ("chat~k4v4", 4, 4))
+            self.assertEqual(store(higher, b"b").outcome, kvmill.Outcome.STORED)
+            out = higher.empty(1)
+            self.assertTrue(client.fetch(higher, [b"b"], out).blocks[0].hit)
+            self.assertLess(relative_error(gaussian(1), out[0]), 0.2)
 
 
 class OperationsTest(Case):
