@@ -495,7 +495,8 @@ const Family kFamilies[] = {
     {"unwritten_blocks", MetricType::Gauge, "", "Sealed blocks that wait to be written to disk.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.unwritten_blocks); }},
     {"disk_write_failures_total", MetricType::Counter, "",
-     "Writes of a block to disk that failed: until one does not, the block is in memory only.",
+     "Writes of a block to disk, and flushes, that failed: until one does not, blocks are in memory "
+     "only.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.disk_write_failures); }},
     {"assembling_blocks", MetricType::Gauge, "", "Blocks of which some heads are still missing.",
      [](const Source& s, MetricFamily* out) { Add(out, s.stats.assembling_blocks); }},

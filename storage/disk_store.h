@@ -58,6 +58,7 @@ class DiskStore {
     std::uint64_t block_count = 0;
     std::uint64_t evicted_blocks = 0;     // Dropped by the cap since start.
     std::uint64_t reinserted_blocks = 0;  // Carried over to the newest epoch because recently hit.
+    std::uint64_t failed_flushes = 0;     // Since start, also those that nobody asked for.
   };
 
   // Called when the cap dropped blocks, after they are gone, without any lock held, from a thread

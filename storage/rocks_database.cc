@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <future>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -14,7 +16,6 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "rocksdb/filter_policy.h"
-#include "rocksdb/listener.h"
 #include "rocksdb/options.h"
 #include "rocksdb/statistics.h"
 #include "rocksdb/table.h"
@@ -31,9 +32,14 @@ constexpr char kMetaName[] = "meta";
 constexpr char kNamespacesName[] = "namespaces";
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::size_t kBatchesKept = 2;
-constexpr int kMemtablesMax = 5;  // One is written, three are being flushed, one is ready.
-constexpr std::chrono::milliseconds kFlushWait(100);
-constexpr int kFlushAttemptsMax = 600;
+constexpr std::uint64_t kMemtablesMax = 5;  // One is written, the others are being flushed.
+// RocksDB itself never makes a write wait, which would have no end while flushes fail, and refuses
+// to be asked for a flush meanwhile: see WaitForMemory().
+constexpr int kNoStop = 1 << 20;
+constexpr std::chrono::seconds kFlushWait(60);
+// A flush that was asked for and never began is asked for again.
+constexpr std::chrono::seconds kAskAgain(5);
+constexpr std::chrono::seconds kCloseWait(60);
 
 // Half of what the process may open, at most 4096: a blob file and a table each count as one.
 int OpenFilesMax() {
@@ -72,14 +78,14 @@ rocksdb::ColumnFamilyOptions MetaOptions(std::uint64_t memtable_bytes,
                                          const std::shared_ptr<rocksdb::Cache>& cache) {
   rocksdb::ColumnFamilyOptions options;
   options.write_buffer_size = memtable_bytes;
-  options.max_write_buffer_number = kMemtablesMax;  // All families are flushed, and wait, together.
+  options.max_write_buffer_number = kNoStop;
   options.compression = rocksdb::kNoCompression;
   // Every flush of pages adds a small file here. Levels would rewrite all of meta every few flushes
   // since keys are hashes; size-tiered runs rewrite an entry about log(meta / one flush) times.
   options.compaction_style = rocksdb::kCompactionStyleUniversal;
   options.level0_file_num_compaction_trigger = 8;
   options.level0_slowdown_writes_trigger = 64;
-  options.level0_stop_writes_trigger = 128;
+  options.level0_stop_writes_trigger = kNoStop;
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = cache;
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
@@ -92,7 +98,7 @@ rocksdb::ColumnFamilyOptions EpochOptions(std::uint64_t memtable_bytes,
                                           const std::shared_ptr<rocksdb::Cache>& cache) {
   rocksdb::ColumnFamilyOptions options;
   options.write_buffer_size = memtable_bytes;
-  options.max_write_buffer_number = kMemtablesMax;
+  options.max_write_buffer_number = kNoStop;
   options.compression = rocksdb::kNoCompression;  // Codes of tiles are incompressible.
   options.enable_blob_files = true;
   options.min_blob_size = 0;
@@ -104,7 +110,7 @@ rocksdb::ColumnFamilyOptions EpochOptions(std::uint64_t memtable_bytes,
   options.compaction_style = rocksdb::kCompactionStyleUniversal;
   options.level0_file_num_compaction_trigger = 64;
   options.level0_slowdown_writes_trigger = 512;
-  options.level0_stop_writes_trigger = 1024;
+  options.level0_stop_writes_trigger = kNoStop;
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = cache;
   table.format_version = 5;
@@ -154,46 +160,6 @@ void LogKeys(const std::vector<EncryptionKeyUsage>& usage) {
 
 }  // namespace
 
-// Notes what is durable, and keeps RocksDB from recovering by itself: its own recovery polls for
-// space every few seconds, and Resume() is refused meanwhile. The store resumes on every Flush, and
-// on writes once a second.
-class RocksDatabase::Watcher : public rocksdb::EventListener {
- public:
-  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status,
-                            bool* auto_recovery) override {
-    *auto_recovery = false;
-  }
-
-  void OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo& info) override {
-    SetDurable(info.largest_seqno);
-  }
-
-  void SetDurable(rocksdb::SequenceNumber sequence) {
-    MutexLock lock(mutex_);
-    durable_ = std::max(durable_, sequence);
-    changed_.NotifyAll();
-  }
-
-  // Waits at most so long for everything up to `sequence` to be durable.
-  bool WaitDurable(rocksdb::SequenceNumber sequence, std::chrono::milliseconds timeout) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
-    MutexLock lock(mutex_);
-    while (durable_ < sequence) {
-      const auto left = deadline - std::chrono::steady_clock::now();
-      if (left <= std::chrono::nanoseconds(0)) return false;
-      changed_.WaitFor(mutex_, left);
-    }
-    return true;
-  }
-
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  // All column families are flushed at one point of the sequence: what any of them has in files,
-  // all have.
-  rocksdb::SequenceNumber durable_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
 absl::Status ToStatus(const rocksdb::Status& status, absl::string_view what) {
   if (status.ok()) return absl::OkStatus();
   std::string text = absl::StrReplaceAll(status.ToString(), {{"\n", " "}});
@@ -237,8 +203,8 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(
   }
   db_options.env = database->env_.get();
   db_options.statistics = database->statistics_;
-  database->watcher_ = std::make_shared<Watcher>();
-  db_options.listeners.push_back(database->watcher_);
+  db_options.listeners.push_back(database->health_);
+  database->write_wait_ = std::chrono::milliseconds(options.write_wait_ms);
 
   std::vector<std::string> names;
   const rocksdb::Status listed =
@@ -265,7 +231,7 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(
   }
   KVMILL_RETURN_IF_ERROR(opened);
   database->db_.reset(db);
-  database->watcher_->SetDurable(db->GetLatestSequenceNumber());
+  database->health_->SetDurable(db->GetLatestSequenceNumber());
   for (std::size_t i = 0; i < names.size(); ++i) {
     ColumnFamily family = database->Own(handles[i]);
     if (const auto epoch = EpochOfName(names[i])) {
@@ -281,6 +247,8 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(
           "disk tier ", options.directory, ": unknown column family \"", names[i], "\""));
     }
   }
+  database->mender_ = std::make_unique<RocksMender>(db, database->meta_.get(), options.directory,
+                                                    database->health_);
   if (database->files_ != nullptr) {
     database->LeaveOldKeys();
     LogKeys(database->KeyUsage());
@@ -313,8 +281,35 @@ void RocksDatabase::LeaveOldKeys() {
 RocksDatabase::~RocksDatabase() {
   epochs_.clear();
   default_.reset();
-  meta_.reset();
   namespaces_.reset();
+  if (db_ == nullptr) return;
+  struct Closing {
+    std::unique_ptr<rocksdb::Env> env;
+    std::shared_ptr<RocksHealth> health;
+    std::unique_ptr<rocksdb::DB> db;
+    ColumnFamily meta;
+    std::unique_ptr<RocksMender> mender;
+  };
+  auto closing = std::make_shared<Closing>(Closing{.env = std::move(env_),
+                                                   .health = health_,
+                                                   .db = std::move(db_),
+                                                   .meta = std::move(meta_),
+                                                   .mender = std::move(mender_)});
+  std::promise<void> closed;
+  std::future<void> is_closed = closed.get_future();
+  std::thread closer([closing = std::move(closing), closed = std::move(closed)]() mutable {
+    if (closing->mender != nullptr) closing->mender->Stop();
+    closing.reset();
+    closed.set_value();
+  });
+  if (is_closed.wait_for(kCloseWait) == std::future_status::ready) {
+    closer.join();
+    return;
+  }
+  LogError(
+      "disk tier: RocksDB does not close after an error; the directory is free again when the "
+      "process ends");
+  closer.detach();
 }
 
 ColumnFamily RocksDatabase::Own(rocksdb::ColumnFamilyHandle* handle) const {
@@ -326,15 +321,19 @@ ColumnFamily RocksDatabase::Own(rocksdb::ColumnFamilyHandle* handle) const {
 
 absl::StatusOr<ColumnFamily> RocksDatabase::CreateEpoch(std::uint64_t epoch) {
   rocksdb::ColumnFamilyHandle* handle = nullptr;
-  KVMILL_RETURN_IF_ERROR(
+  absl::Status created =
       ToStatus(db_->CreateColumnFamily(epoch_options_, EpochName(epoch), &handle),
-               absl::StrCat("begin epoch ", epoch)));
-  return Own(handle);
+               absl::StrCat("begin epoch ", epoch));
+  if (created.ok()) return Own(handle);
+  health_->EditFailed(created);
+  return created;
 }
 
 absl::Status RocksDatabase::DropEpoch(const ColumnFamily& epoch) {
-  return ToStatus(db_->DropColumnFamily(epoch.get()),
-                  absl::StrCat("drop epoch ", epoch->GetName()));
+  absl::Status dropped =
+      ToStatus(db_->DropColumnFamily(epoch.get()), absl::StrCat("drop epoch ", epoch->GetName()));
+  if (!dropped.ok()) health_->EditFailed(dropped);
+  return dropped;
 }
 
 std::unique_ptr<rocksdb::WriteBatch> RocksDatabase::TakeBatch() {
@@ -351,7 +350,27 @@ void RocksDatabase::GiveBatch(std::unique_ptr<rocksdb::WriteBatch> batch) {
   if (batches_.size() < kBatchesKept) batches_.push_back(std::move(batch));
 }
 
+absl::Status RocksDatabase::WaitForMemory() {
+  const auto deadline = std::chrono::steady_clock::now() + write_wait_;
+  for (;;) {
+    const std::uint64_t ended = health_->ended();
+    KVMILL_RETURN_IF_ERROR(health_->failure());
+    std::uint64_t full = 0;  // All families change memtables together, and every batch has meta.
+    if (!db_->GetIntProperty(meta_.get(), rocksdb::DB::Properties::kNumImmutableMemTable, &full) ||
+        full < kMemtablesMax - 1) {
+      return absl::OkStatus();
+    }
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= std::chrono::nanoseconds(0)) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("write: no flush in ", write_wait_.count(), " ms"));
+    }
+    health_->WaitForEnd(ended, left);
+  }
+}
+
 absl::Status RocksDatabase::Write(rocksdb::WriteBatch* batch) {
+  KVMILL_RETURN_IF_ERROR(WaitForMemory());
   rocksdb::WriteOptions options;
   options.disableWAL = true;
   return ToStatus(db_->Write(options, batch), "write");
@@ -361,23 +380,31 @@ absl::Status RocksDatabase::Flush(absl::Span<const ColumnFamily> epochs) {
   std::vector<rocksdb::ColumnFamilyHandle*> families = {meta_.get(), namespaces_.get()};
   for (const ColumnFamily& epoch : epochs) families.push_back(epoch.get());
   rocksdb::FlushOptions options;
-  options.wait = true;
+  options.wait = false;  // It would wait for ever for a flush that fails, see RocksHealth.
   options.allow_write_stall = true;
+  const auto deadline = std::chrono::steady_clock::now() + kFlushWait;
   const rocksdb::SequenceNumber written = db_->GetLatestSequenceNumber();
-  // Once it has resumed from an error, RocksDB 7.8 answers OK before an atomic flush is done, and
-  // one that then fails is never heard of: only the notice of a completed flush counts. Asking
-  // again brings up the error.
-  for (int attempt = 0; attempt < kFlushAttemptsMax; ++attempt) {
-    if (watcher_->WaitDurable(written, std::chrono::milliseconds(0))) return absl::OkStatus();
-    KVMILL_RETURN_IF_ERROR(ToStatus(db_->Flush(options, families), "flush"));
-    if (watcher_->WaitDurable(written, kFlushWait)) return absl::OkStatus();
+  const auto ask = [&] { return db_->Flush(options, families); };
+  bool failed = false;
+  for (;;) {
+    const absl::Status mended = mender_->Mend(ask, deadline);
+    if (health_->IsDurable(written)) return absl::OkStatus();
+    KVMILL_RETURN_IF_ERROR(mended);
+    const std::uint64_t failures = health_->failures();
+    KVMILL_RETURN_IF_ERROR(ToStatus(ask(), "flush"));
+    const auto left = deadline - std::chrono::steady_clock::now();
+    switch (health_->Wait(written, failures, std::min<std::chrono::nanoseconds>(left, kAskAgain))) {
+      case RocksHealth::Outcome::kDurable:
+        return absl::OkStatus();
+      case RocksHealth::Outcome::kFailed:
+        // The first one may have been of a flush that began before there was room again.
+        if (std::exchange(failed, true)) KVMILL_RETURN_IF_ERROR(health_->failure());
+        break;
+      case RocksHealth::Outcome::kTimeout:
+        if (left <= kAskAgain) return absl::UnavailableError("flush: no end after a minute");
+        break;
+    }
   }
-  return absl::UnavailableError("flush: no end after a minute");
-}
-
-void RocksDatabase::Resume() {
-  // When it fails the next write or flush says why.
-  db_->Resume().PermitUncheckedError();
 }
 
 std::uint64_t RocksDatabase::FileBytes(rocksdb::ColumnFamilyHandle* family) const {

@@ -3,6 +3,7 @@
 #ifndef KVMILL_STORAGE_ROCKS_DATABASE_H_
 #define KVMILL_STORAGE_ROCKS_DATABASE_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -20,6 +21,8 @@
 #include "storage/core/mutex.h"
 #include "storage/encrypted_files.h"
 #include "storage/rocks_disk_store.h"
+#include "storage/rocks_health.h"
+#include "storage/rocks_mender.h"
 
 namespace kvmill {
 
@@ -38,6 +41,8 @@ class RocksDatabase {
   static absl::StatusOr<std::unique_ptr<RocksDatabase>> Open(const RocksDiskStoreOptions& options,
                                                              std::uint64_t memtable_bytes,
                                                              bool direct_io);
+  // Gives up on a RocksDB that does not close, after a minute: it stays as it is, its directory
+  // locked, until the process ends.
   ~RocksDatabase();
 
   rocksdb::DB* db() const { return db_.get(); }
@@ -51,16 +56,18 @@ class RocksDatabase {
   absl::Status DropEpoch(const ColumnFamily& epoch);
 
   // The batch must end with a change of `meta` or `namespaces`: Flush() knows what is durable by
-  // the last entry that is.
+  // the last entry that is. Refused since a flush failed, until one does not. Waits for a flush
+  // when too much is in memory, at most write_wait_ms.
   absl::Status Write(rocksdb::WriteBatch* batch);
   // Empty batches that keep the memory of an earlier block: touching fresh memory costs more than
   // copying a block.
   std::unique_ptr<rocksdb::WriteBatch> TakeBatch();
   void GiveBatch(std::unique_ptr<rocksdb::WriteBatch> batch);
-  // Makes meta, namespaces and these epochs durable together.
+  // Makes meta, namespaces and these epochs durable together. Fails within a minute or so, and may
+  // be called again: what it could not write is still in memory.
   absl::Status Flush(absl::Span<const ColumnFamily> epochs);
-  // Tries to leave the read-only state that RocksDB enters after a failed flush.
-  void Resume();
+  // Flushes that failed since Open, whoever asked for them.
+  std::uint64_t failed_flushes() const { return health_->failures(); }
 
   // Files of one column family, without memtables.
   std::uint64_t FileBytes(rocksdb::ColumnFamilyHandle* family) const;
@@ -69,21 +76,22 @@ class RocksDatabase {
   std::uint64_t page_file_bytes_read() const;
 
  private:
-  class Watcher;
-
   RocksDatabase() = default;
   ColumnFamily Own(rocksdb::ColumnFamilyHandle* handle) const;
   // Of files that live on from start to start: writes them again with the current key.
   void LeaveOldKeys();
+  absl::Status WaitForMemory();
 
   rocksdb::ColumnFamilyOptions epoch_options_;
   Mutex batches_mutex_;
   std::vector<std::unique_ptr<rocksdb::WriteBatch>> batches_ ABSL_GUARDED_BY(batches_mutex_);
   std::shared_ptr<EncryptedFiles> files_;  // Null without keys. Shared with the file system.
   std::unique_ptr<rocksdb::Env> env_;
-  std::shared_ptr<Watcher> watcher_;  // Shared with RocksDB, which notifies it.
+  std::shared_ptr<RocksHealth> health_ = std::make_shared<RocksHealth>();
   std::shared_ptr<rocksdb::Statistics> statistics_;
   std::unique_ptr<rocksdb::DB> db_;
+  std::unique_ptr<RocksMender> mender_;
+  std::chrono::milliseconds write_wait_{0};
   ColumnFamily default_;
   ColumnFamily meta_;
   ColumnFamily namespaces_;

@@ -30,7 +30,7 @@ namespace {
 
 constexpr std::uint64_t kKiB = 1024;
 constexpr std::uint64_t kMiB = 1024 * kKiB;
-constexpr std::int64_t kResumeEveryMs = 1000;
+constexpr std::int64_t kTryAgainEveryMs = 2000;
 // Large enough for a disk's full rate, small enough that four of them overlap in a block of 4 MB.
 constexpr std::size_t kReadPartBytes = kMiB;
 constexpr std::size_t kReadWorkers = 2;
@@ -159,8 +159,9 @@ class RocksDiskStoreImpl : public RocksDiskStore {
   // Adds to `status` what the file system says when it is about space.
   absl::Status Explain(absl::Status status) const;
   absl::Status FlushNow();
-  // After a failed write: at most once a second, since a full disk makes every attempt write.
-  bool MayResume();
+  // After a failed write: whether everything could be flushed now. Asks at most so often, since a
+  // full disk makes every attempt write: the other writes fail at once.
+  bool TryAgain();
   absl::Status WriteAt(const std::string& meta_key, DiskBlockMeta meta,
                        const RocksEpochs::Place& place,
                        absl::Span<const absl::Span<const std::byte>> pages);
@@ -174,7 +175,7 @@ class RocksDiskStoreImpl : public RocksDiskStore {
   RocksCounters counters_;
   PartWorkers read_workers_{kReadWorkers};
   SharedFlush flush_;
-  std::atomic<std::int64_t> resumed_ms_{0};  // Any stale value only moves a retry.
+  std::atomic<std::int64_t> tried_ms_{0};  // Any stale value only moves a retry.
   Mutex callback_mutex_;
   EvictedCallback callback_ ABSL_GUARDED_BY(callback_mutex_);
   KeepAdviceCallback keep_advice_ ABSL_GUARDED_BY(callback_mutex_);
@@ -268,22 +269,24 @@ absl::Status RocksDiskStoreImpl::Explain(absl::Status status) const {
 }
 
 absl::Status RocksDiskStoreImpl::FlushNow() {
-  const std::vector<ColumnFamily> families = epochs_->Families();
-  absl::Status status = database_->Flush(families);
-  if (!status.ok()) {
-    database_->Resume();
-    status = database_->Flush(families);
-  }
-  return Explain(std::move(status));
+  return Explain(database_->Flush(epochs_->Families()));
 }
 
-bool RocksDiskStoreImpl::MayResume() {
-  const std::int64_t now_ms = std::chrono::duration_cast<std::chrono::milliseconds>(
-                                  std::chrono::steady_clock::now().time_since_epoch())
-                                  .count();
-  std::int64_t last_ms = resumed_ms_.load(std::memory_order_relaxed);
-  return now_ms - last_ms >= kResumeEveryMs &&
-         resumed_ms_.compare_exchange_strong(last_ms, now_ms, std::memory_order_relaxed);
+bool RocksDiskStoreImpl::TryAgain() {
+  const auto now_ms = [] {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  };
+  std::int64_t last_ms = tried_ms_.load(std::memory_order_relaxed);
+  const std::int64_t begin_ms = now_ms();
+  if (begin_ms - last_ms < kTryAgainEveryMs ||
+      !tried_ms_.compare_exchange_strong(last_ms, begin_ms, std::memory_order_relaxed)) {
+    return false;
+  }
+  const bool flushed = Flush().ok();
+  tried_ms_.store(now_ms(), std::memory_order_relaxed);
+  return flushed;
 }
 
 absl::Status RocksDiskStoreImpl::Write(const DiskBlockMeta& meta,
@@ -317,10 +320,7 @@ absl::Status RocksDiskStoreImpl::Write(const DiskBlockMeta& meta,
   // The block is not locked meanwhile: who waits for room waits for the evictor, and that locks
   // every block which it saw in the oldest epoch, also one that was removed and comes again.
   absl::StatusOr<RocksEpochs::Place> place = epochs_->Acquire(bytes, /*reinsert=*/false);
-  if (!place.ok() && MayResume()) {
-    database_->Resume();
-    place = epochs_->Acquire(bytes, /*reinsert=*/false);
-  }
+  if (!place.ok() && TryAgain()) place = epochs_->Acquire(bytes, /*reinsert=*/false);
   if (!place.ok()) return Explain(place.status());
   const DiskIdLocks::Held held = locks_.Lock({meta_key});
   if (absl::Status absent = check_absent(); !absent.ok()) {
@@ -328,10 +328,7 @@ absl::Status RocksDiskStoreImpl::Write(const DiskBlockMeta& meta,
     return absent;
   }
   absl::Status status = WriteAt(meta_key, meta, *place, pages);
-  if (!status.ok() && MayResume()) {
-    database_->Resume();
-    status = WriteAt(meta_key, meta, *place, pages);
-  }
+  if (!status.ok() && TryAgain()) status = WriteAt(meta_key, meta, *place, pages);
   epochs_->Complete(*place, status.ok());
   if (!status.ok()) return Explain(std::move(status));
   counters_.block_count.fetch_add(1, std::memory_order_relaxed);
@@ -460,7 +457,8 @@ DiskStore::Stats RocksDiskStoreImpl::stats() const {
           .capacity_bytes = options_.capacity_bytes,
           .block_count = counters_.block_count.load(std::memory_order_relaxed),
           .evicted_blocks = counters_.evicted_blocks.load(std::memory_order_relaxed),
-          .reinserted_blocks = counters_.reinserted_blocks.load(std::memory_order_relaxed)};
+          .reinserted_blocks = counters_.reinserted_blocks.load(std::memory_order_relaxed),
+          .failed_flushes = database_->failed_flushes()};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "storage/file_cipher.h"
 #include "storage/io_buffers.h"
+#include "storage/rocks_append_file.h"
 #include "storage/rocks_blob_files.h"
 #include "storage/rocks_io_status.h"
 #include "storage/rocks_stream_files.h"
@@ -26,12 +27,19 @@ using rocksdb::IOOptions;
 using rocksdb::IOStatus;
 
 constexpr std::size_t kBuffersKept = 8;
+// RocksDB's list of its files: a flush whose files found room must not fail for a line there, and a
+// drop of an epoch, which is what makes room, writes one, too.
+constexpr std::uint64_t kManifestReserveBytes = 64 << 10;
 
 bool IsBlobFile(const std::string& path) { return absl::EndsWith(path, ".blob"); }
 
+std::string NameOf(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
 // RocksDB's own log, "LOG", and what it is renamed to.
-bool IsLog(const std::string& path) {
-  return absl::StartsWith(path.substr(path.rfind('/') + 1), "LOG");
+bool IsLog(const std::string& path) { return absl::StartsWith(NameOf(path), "LOG"); }
+
+std::uint64_t ReserveBytesOf(const std::string& path) {
+  return absl::StartsWith(NameOf(path), "MANIFEST-") ? kManifestReserveBytes : 0;
 }
 
 // A log that the disk has no room for is lost, and nothing else: RocksDB must not hear of it, which
@@ -73,7 +81,7 @@ class LogWriter : public rocksdb::FSWritableFileOwnerWrapper {
   }
 };
 
-// Blob files as ours; RocksDB's log as above; everything else as it is.
+// Files that are written as ours, RocksDB's log as above; what else is read as it is.
 class PlainFileSystem : public rocksdb::FileSystemWrapper {
  public:
   explicit PlainFileSystem(bool direct_io)
@@ -82,11 +90,11 @@ class PlainFileSystem : public rocksdb::FileSystemWrapper {
   const char* Name() const override { return "KvmillFileSystem"; }
 
   IOStatus NewWritableFile(const std::string& path, const FileOptions& options,
-                           std::unique_ptr<FSWritableFile>* file, IODebugContext* dbg) override {
+                           std::unique_ptr<FSWritableFile>* file, IODebugContext*) override {
     if (IsBlobFile(path)) {
       return NewBlobWriter(path, direct_io_, options, nullptr, buffers_, file);
     }
-    IOStatus status = target()->NewWritableFile(path, options, file, dbg);
+    IOStatus status = NewAppendFile(path, options, ReserveBytesOf(path), file);
     if (status.ok() && IsLog(path)) *file = std::make_unique<LogWriter>(std::move(*file));
     return status;
   }
@@ -117,13 +125,13 @@ class EncryptedFileSystem : public PlainFileSystem {
   const char* Name() const override { return "KvmillEncryptedFileSystem"; }
 
   IOStatus NewWritableFile(const std::string& path, const FileOptions& options,
-                           std::unique_ptr<FSWritableFile>* file, IODebugContext* dbg) override {
+                           std::unique_ptr<FSWritableFile>* file, IODebugContext*) override {
     if (IsBlobFile(path)) {
       const FileCipher cipher = files_->Create(path, CipherMode::kUnits);
       return NewBlobWriter(path, direct_io_, options, &cipher, buffers_, file);
     }
     std::unique_ptr<FSWritableFile> plain;
-    IOStatus status = target()->NewWritableFile(path, options, &plain, dbg);
+    IOStatus status = NewAppendFile(path, options, ReserveBytesOf(path), &plain);
     if (!status.ok()) return status;
     *file = NewStreamWriter(std::move(plain), files_->Create(path, CipherMode::kStream));
     if (IsLog(path)) *file = std::make_unique<LogWriter>(std::move(*file));

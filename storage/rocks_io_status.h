@@ -17,13 +17,8 @@ inline rocksdb::IOStatus ErrnoIoStatus(absl::string_view call, const std::string
   using rocksdb::IOStatus;
   const std::string message =
       absl::StrCat(call, " ", path, ": ", std::generic_category().message(error));
-  // Retryable errors leave the memtables in place and are tried again.
-  IOStatus status =
-      error == ENOSPC || error == EDQUOT || error == EFBIG
-          ? IOStatus::NoSpace(message)
-          : (error == ENOENT ? IOStatus::PathNotFound(message) : IOStatus::IOError(message));
-  if (error != ENOENT) status.SetRetryable(true);
-  return status;
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) return IOStatus::NoSpace(message);
+  return error == ENOENT ? IOStatus::PathNotFound(message) : IOStatus::IOError(message);
 }
 
 // Of a file that cannot be decrypted.

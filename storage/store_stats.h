@@ -71,10 +71,12 @@ struct StoreStats {
   std::uint64_t references = 0;  // BlockRefs alive.
   std::uint64_t referenced_bytes = 0;
   std::uint64_t assembling_blocks = 0;
-  std::uint64_t copying_blocks = 0;       // BlockCopys alive.
-  std::uint64_t unwritten_blocks = 0;     // Sealed, waiting for the disk.
-  std::uint64_t disk_write_failures = 0;  // Writes of a block that failed; it may be tried again.
-  std::uint64_t unpromoted_blocks = 0;    // Waiting to be copied to the GPU.
+  std::uint64_t copying_blocks = 0;    // BlockCopys alive.
+  std::uint64_t unwritten_blocks = 0;  // Sealed, waiting for the disk.
+  // Writes of a block, and flushes, that failed; they may be tried again. A flush counts once,
+  // however many blocks it would have made durable.
+  std::uint64_t disk_write_failures = 0;
+  std::uint64_t unpromoted_blocks = 0;  // Waiting to be copied to the GPU.
   std::uint64_t metadata_bytes = 0;
   std::array<TierStats, kTierCount> tiers{};
   std::uint64_t huge_page_bytes = 0;  // Of host memory.

@@ -231,6 +231,7 @@ StoreStats TieredStore::stats() const {
     const DiskStore::Stats disk = impl_->disk_->stats();
     stats.tiers[Index(Tier::kDisk)].used_bytes = disk.used_bytes;
     stats.tiers[Index(Tier::kDisk)].capacity_bytes = disk.capacity_bytes;
+    stats.disk_write_failures += disk.failed_flushes;
   }
   if (impl_->write_behind_ != nullptr) stats.unwritten_blocks = impl_->write_behind_->pending();
   // After that: what was written goes on to the GPU, and is in one of the two counts.

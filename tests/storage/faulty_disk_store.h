@@ -133,8 +133,10 @@ class FaultyDiskStore : public DiskStore {
     }
     if (meanwhile) meanwhile();
     Sleep(flush_ms);
-    if (Fails(fail_flush)) return absl::UnavailableError("flush: told to fail");
+    const bool fails = Fails(fail_flush);
     MutexLock lock(mutex_);
+    if (fails || full) ++failed_flushes_;
+    if (fails) return absl::UnavailableError("flush: told to fail");
     if (full) return absl::ResourceExhaustedError("flush: disk is full");
     durable_blocks_ = blocks_;
     return absl::OkStatus();
@@ -213,7 +215,8 @@ class FaultyDiskStore : public DiskStore {
             .capacity_bytes = capacity_bytes,
             .block_count = blocks_.size(),
             .evicted_blocks = evicted_blocks_,
-            .reinserted_blocks = 0};
+            .reinserted_blocks = 0,
+            .failed_flushes = failed_flushes_};
   }
 
  private:
@@ -244,6 +247,7 @@ class FaultyDiskStore : public DiskStore {
   std::map<std::string, Block> durable_blocks_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::string> namespaces_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t evicted_blocks_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t failed_flushes_ ABSL_GUARDED_BY(mutex_) = 0;
   EvictedCallback callback_ ABSL_GUARDED_BY(mutex_);
   KeepAdviceCallback advice_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> in_next_flush_ ABSL_GUARDED_BY(mutex_);

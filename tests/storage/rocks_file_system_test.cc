@@ -3,7 +3,12 @@
 // a name that comes again has a new header.
 #include "storage/rocks_file_system.h"
 
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +21,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "rocksdb/file_system.h"
+#include "storage/rocks_io_status.h"
 #include "storage/rocks_stream_files.h"
 #include "tests/storage/disk_store_fixture.h"
 
@@ -208,6 +214,41 @@ TEST_F(EncryptedFileSystemTest, ANameThatComesAgainHasANewKeyStream) {
   const std::string before = ContentsOf(path);
   ASSERT_NO_FATAL_FAILURE(Write(path, text_));
   ExpectNothingShared(before, ContentsOf(path));
+}
+
+TEST(PlainFileSystem, ALimitIsNoSpaceForEveryFile) {
+  for (const int error : {ENOSPC, EDQUOT, EFBIG}) {
+    EXPECT_TRUE(ErrnoIoStatus("append to", "a file", error).IsNoSpace()) << error;
+  }
+  EXPECT_FALSE(ErrnoIoStatus("append to", "a file", EIO).IsNoSpace());
+
+  TempDirectory temp;
+  const auto file_system = NewRocksFileSystem(/*direct_io=*/false, nullptr);
+  const IOOptions io;
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  for (const char* name : {"000001.sst", "MANIFEST-000002", "OPTIONS-000003", "000004.dbtmp"}) {
+    const std::string path = temp.Sub(name);
+    std::unique_ptr<FSWritableFile> file;
+    ASSERT_TRUE(file_system->NewWritableFile(path, FileOptions(), &file, nullptr).ok());
+    ASSERT_TRUE(file->Append(std::string(1000, 'a'), io, nullptr).ok());
+    rlimit limited = before;
+    limited.rlim_cur = 1500;
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limited), 0);
+    const IOStatus full = file->Append(std::string(1000, 'b'), io, nullptr);
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_TRUE(full.IsNoSpace()) << name << " " << full.ToString();
+    EXPECT_EQ(file->GetFileSize(io, nullptr), 1000u) << name;
+    // Half of what failed is there; nothing is left of it.
+    EXPECT_TRUE(file->Append(std::string(1000, 'c'), io, nullptr).ok()) << name;
+    EXPECT_TRUE(file->Sync(io, nullptr).ok()) << name;
+    EXPECT_TRUE(file->Close(io, nullptr).ok()) << name;
+    EXPECT_EQ(ContentsOf(path), std::string(1000, 'a') + std::string(1000, 'c')) << name;
+    struct stat info {};
+    ASSERT_EQ(stat(path.c_str(), &info), 0);
+    EXPECT_LE(info.st_blocks, 16) << name << ": what was reserved is given back";
+  }
 }
 
 }  // namespace

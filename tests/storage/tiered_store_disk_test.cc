@@ -240,7 +240,9 @@ TEST_F(TieredStoreDiskTest, FailedFlushIsNotDurable) {
   ASSERT_TRUE(Put(1).ok());
   disk_.fail_flush = 1;
   EXPECT_FALSE(Durable(1).ok());
+  EXPECT_EQ(store_->stats().disk_write_failures, 1u) << "the block was written, the flush failed";
   EXPECT_TRUE(Durable(1).ok());
+  EXPECT_EQ(store_->stats().disk_write_failures, 1u);
 }
 
 TEST_F(TieredStoreDiskTest, UnwrittenBlocksDoNotLeaveMemory) {
