@@ -54,8 +54,10 @@ class AppendFile : public FSWritableFile {
   }
 
   IOStatus Close(const IOOptions&, IODebugContext*) override {
-    // Gives back what was reserved.
-    if (reserved_bytes_ > bytes_) static_cast<void>(ftruncate(fd_, static_cast<off_t>(bytes_)));
+    // Gives back what was reserved; where it cannot, it goes with the file.
+    if (reserved_bytes_ > bytes_ && ftruncate(fd_, static_cast<off_t>(bytes_)) == 0) {
+      reserved_bytes_ = bytes_;
+    }
     if (close(std::exchange(fd_, -1)) != 0) return ErrnoIoStatus("close", path_, errno);
     return IOStatus::OK();
   }

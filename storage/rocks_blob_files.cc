@@ -1,6 +1,7 @@
 #include "storage/rocks_blob_files.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -50,6 +51,13 @@ int Open(const std::string& path, int flags, bool direct_io) {
     fd = open(path.c_str(), flags | O_CLOEXEC | (direct_io ? O_DIRECT : 0), 0600);
   } while (fd < 0 && errno == EINTR);
   return fd;
+}
+
+// A limit cuts a direct write that reaches beyond it to a length that direct writes do not have.
+int ReasonOf(int error, std::uint64_t end) {
+  rlimit limit{};
+  if (error != EINVAL || getrlimit(RLIMIT_FSIZE, &limit) != 0) return error;
+  return end > limit.rlim_cur ? EFBIG : error;
 }
 
 // Writes pieces on a thread of its own, which the first one starts, one at a time. One thread uses
@@ -215,7 +223,7 @@ class BlobWriter : public FSWritableFile {
       const ssize_t wrote =
           pwrite(fd_, data + done, bytes - done, static_cast<off_t>(offset + done));
       if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) return ErrnoIoStatus("write", path_, errno);
+      if (wrote < 0) return ErrnoIoStatus("write", path_, ReasonOf(errno, offset + bytes));
       // A disk that fills up writes what still fits; the next call says why. Direct I/O goes on
       // only from whole blocks.
       const auto step = RoundDown(static_cast<std::uint64_t>(wrote));

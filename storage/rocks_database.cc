@@ -385,21 +385,22 @@ absl::Status RocksDatabase::Flush(absl::Span<const ColumnFamily> epochs) {
   const auto deadline = std::chrono::steady_clock::now() + kFlushWait;
   const rocksdb::SequenceNumber written = db_->GetLatestSequenceNumber();
   const auto ask = [&] { return db_->Flush(options, families); };
-  bool failed = false;
+  bool stopped = false;
   for (;;) {
     const absl::Status mended = mender_->Mend(ask, deadline);
     if (health_->IsDurable(written)) return absl::OkStatus();
     KVMILL_RETURN_IF_ERROR(mended);
-    const std::uint64_t failures = health_->failures();
+    const std::uint64_t begun = health_->begun();
     KVMILL_RETURN_IF_ERROR(ToStatus(ask(), "flush"));
     const auto left = deadline - std::chrono::steady_clock::now();
-    switch (health_->Wait(written, failures, std::min<std::chrono::nanoseconds>(left, kAskAgain))) {
+    switch (health_->Wait(written, begun, std::min<std::chrono::nanoseconds>(left, kAskAgain))) {
       case RocksHealth::Outcome::kDurable:
         return absl::OkStatus();
       case RocksHealth::Outcome::kFailed:
-        // The first one may have been of a flush that began before there was room again.
-        if (std::exchange(failed, true)) KVMILL_RETURN_IF_ERROR(health_->failure());
-        break;
+        if (health_->manifest() == RocksHealth::Manifest::kGood || std::exchange(stopped, true)) {
+          KVMILL_RETURN_IF_ERROR(health_->failure());
+        }
+        break;  // Mended first, it may be another's failure.
       case RocksHealth::Outcome::kTimeout:
         if (left <= kAskAgain) return absl::UnavailableError("flush: no end after a minute");
         break;

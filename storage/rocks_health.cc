@@ -24,6 +24,7 @@ void RocksHealth::OnBackgroundError(BackgroundErrorReason reason, rocksdb::Statu
     is_new = stops && manifest_ != Manifest::kStopped;
     failure_ = status;
     ++failures_;
+    failed_ = begun_;
     if (stops) manifest_ = Manifest::kStopped;
     changed_.NotifyAll();
   }
@@ -44,6 +45,13 @@ void RocksHealth::OnBackgroundError(BackgroundErrorReason reason, rocksdb::Statu
 void RocksHealth::OnErrorRecoveryBegin(BackgroundErrorReason, rocksdb::Status,
                                        bool* auto_recovery) {
   *auto_recovery = false;
+}
+
+// Once for each column family of a flush. There is one flush at a time.
+void RocksHealth::OnFlushBegin(rocksdb::DB*, const rocksdb::FlushJobInfo& info) {
+  MutexLock lock(mutex_);
+  if (info.job_id != job_) ++begun_;
+  job_ = info.job_id;
 }
 
 void RocksHealth::OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo& info) {
@@ -75,12 +83,19 @@ std::uint64_t RocksHealth::failures() const {
   return failures_;
 }
 
-RocksHealth::Outcome RocksHealth::Wait(rocksdb::SequenceNumber sequence, std::uint64_t failures,
+std::uint64_t RocksHealth::begun() const {
+  MutexLock lock(mutex_);
+  return begun_;
+}
+
+RocksHealth::Outcome RocksHealth::Wait(rocksdb::SequenceNumber sequence, std::uint64_t begun,
                                        std::chrono::nanoseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   MutexLock lock(mutex_);
   while (durable_ < sequence) {
-    if (failures_ > failures) return Outcome::kFailed;
+    if (!failure_.ok() && (failed_ > begun || manifest_ != Manifest::kGood)) {
+      return Outcome::kFailed;
+    }
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left <= std::chrono::nanoseconds(0)) return Outcome::kTimeout;
     changed_.WaitFor(mutex_, left);

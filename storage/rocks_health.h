@@ -31,6 +31,7 @@ class RocksHealth : public rocksdb::EventListener {
   void OnBackgroundError(rocksdb::BackgroundErrorReason reason, rocksdb::Status* error) override;
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status,
                             bool* auto_recovery) override;
+  void OnFlushBegin(rocksdb::DB*, const rocksdb::FlushJobInfo& info) override;
   void OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo& info) override;
 
   // All column families are flushed at one point of the sequence: what any of them has in files,
@@ -43,9 +44,12 @@ class RocksHealth : public rocksdb::EventListener {
   // Flushes that failed, and writes of the manifest.
   std::uint64_t failures() const;
 
-  // Until everything up to `sequence` is durable, or there are more than `failures`, or the time is
-  // up.
-  Outcome Wait(rocksdb::SequenceNumber sequence, std::uint64_t failures,
+  // Flushes that began.
+  std::uint64_t begun() const;
+  // Until everything up to `sequence` is durable, or a flush failed that began after `begun`
+  // others, or RocksDB stopped, or the time is up. What began earlier may have met a disk that was
+  // still full.
+  Outcome Wait(rocksdb::SequenceNumber sequence, std::uint64_t begun,
                std::chrono::nanoseconds timeout);
   // Flushes that ended, either way.
   std::uint64_t ended() const;
@@ -63,6 +67,9 @@ class RocksHealth : public rocksdb::EventListener {
   rocksdb::SequenceNumber durable_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t failures_ ABSL_GUARDED_BY(mutex_) = 0;
+  int job_ ABSL_GUARDED_BY(mutex_) = 0;  // RocksDB's number of the last flush that began.
+  std::uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t failed_ ABSL_GUARDED_BY(mutex_) = 0;  // begun_ when the last one failed.
   std::uint64_t flushes_ ABSL_GUARDED_BY(mutex_) = 0;
   Manifest manifest_ ABSL_GUARDED_BY(mutex_) = Manifest::kGood;
 };

@@ -23,7 +23,7 @@ constexpr std::uint64_t kFixedBytes = std::uint64_t{1} << 20;  // A manifest, an
 // Whether the disk takes so much in one file; nothing of it stays. A file system that has no files
 // without names is not asked.
 absl::Status Probe(const std::string& directory, std::uint64_t bytes) {
-  const int fd = open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  const int fd = open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (fd < 0) return absl::OkStatus();
   const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
   close(fd);

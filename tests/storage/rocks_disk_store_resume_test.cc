@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
+#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -15,6 +17,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "storage/disk_keys.h"
+#include "storage/rocks_blocks.h"
+#include "storage/rocks_database.h"
 #include "tests/storage/disk_store_fixture.h"
 
 namespace kvmill {
@@ -38,15 +43,15 @@ constexpr Blocks kLarge{.name = "large blocks",
                         .per_flush = 4,
                         .pages = 4,
                         .page_bytes = 14 * 1024,
-                        .failing_flushes = 3,
-                        .flushes_max = 3,
+                        .failing_flushes = 2,
+                        .flushes_max = 2,
                         .must_fail = true};
 constexpr Blocks kSmall{.name = "small blocks",
                         .per_flush = 40,
                         .pages = 1,
                         .page_bytes = 16,
-                        .failing_flushes = 3,
-                        .flushes_max = 3,
+                        .failing_flushes = 2,
+                        .flushes_max = 2,
                         .must_fail = false};
 constexpr Blocks kSingle{.name = "single blocks",
                          .per_flush = 1,
@@ -200,6 +205,40 @@ TEST_P(RocksDiskStoreResumeTest, NothingHangsAndAllGoesOnWithRoom) {
         << one.blocks->name << ", at most " << one.limit
         << " bytes a file: " << (WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "see above");
   }
+}
+
+// RocksDB forgets such a failure until the next flush, whose memtables it then never flushes.
+TEST_P(RocksDiskStoreResumeTest, AnEpochThatCouldNotBeginLosesNoFlush) {
+  auto opened = RocksDatabase::Open(options_, 256 << 10, /*direct_io=*/true);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const std::unique_ptr<RocksDatabase> database = *std::move(opened);
+  const absl::StatusOr<ColumnFamily> epoch = database->CreateEpoch(1);
+  ASSERT_TRUE(epoch.ok()) << epoch.status();
+  std::uint64_t next = 1;
+  const auto put = [&] {
+    TestBlock block = MakeBlock(next, 2, 1000);
+    block.meta.epoch = 1;
+    return PutBlock(*database, *epoch, EncodeMetaKey(block.meta.id), block.meta, next++,
+                    block.views());
+  };
+  ASSERT_EQ(put(), absl::OkStatus());
+
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit limited = before;
+  limited.rlim_cur = 256;  // The manifest has more.
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limited), 0);
+  const absl::Status refused = database->CreateEpoch(2).status();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(database->failed_flushes(), 1u);
+
+  EXPECT_EQ(database->Flush({*epoch}), absl::OkStatus());
+  EXPECT_EQ(put(), absl::OkStatus());
+  EXPECT_EQ(database->Flush({*epoch}), absl::OkStatus());
+  EXPECT_EQ(database->CreateEpoch(2).status(), absl::OkStatus());
+  EXPECT_EQ(database->failed_flushes(), 1u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, RocksDiskStoreResumeTest, ::testing::Bool(), EncryptionName);
