@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import unittest
 import urllib.request
@@ -15,6 +16,9 @@ from cli_support import Case, Daemon, gaussian  # noqa: E402
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 import check_docs  # noqa: E402
+
+
+GUIDES = ["README.md", *(f"docs/{name}.md" for name in ("client", "events", "hosts", "kubernetes", "operations", "security"))]
 
 
 class Contracts(Case):
@@ -120,6 +124,33 @@ class Contracts(Case):
             listed = re.findall(r"^  ([a-z]+) ", said.split("Subcommands:")[1].split("\n\n")[0], re.MULTILINE)
             commands |= {f"{group} {command}".strip() for command in listed}
         self.assertEqual(commands - {"bench", "cluster", "eval"}, {row.split(" --")[0] for row in rows})
+
+    def test_commands_that_guides_name_are_those_of_the_programs(self):
+        """With their options, in `code` and in blocks of it; a command there may be cut short."""
+        helps = {}
+
+        def said(*command):
+            if command not in helps:
+                helps[command] = subprocess.run([os.path.join(cli_support.BIN_DIR, command[0]), *command[1:], "--help"],
+                                                capture_output=True, text=True, check=True).stdout
+            return helps[command]
+
+        seen = 0
+        for guide in GUIDES:
+            text = check_docs.read(cli_support.SOURCE_DIR, guide).replace("\\\n", " ")
+            for program, rest in re.findall(r"(?m)(?:^ *|`|&& |; |\| |-- |bin/)(kvmilld?)((?: [^\s`|;&<>()#'\"]+)+)", "\n".join(
+                    re.findall(r"^```\w*\n.*?^```$|`[^`\n]+`", text, re.MULTILINE | re.DOTALL))):
+                words, command = rest.split(), [program]
+                while program == "kvmill" and words and re.search(rf"(?m)^  {re.escape(words[0])} ", said(*command).partition("Subcommands:")[2]):
+                    command.append(words.pop(0))
+                if program == "kvmill" and (len(command) == 1 or "Subcommands:" in said(*command)):
+                    self.assertTrue(words and not re.fullmatch("[a-z]+", words[0]), f"{guide}: no such command: {program}{rest}")
+                    continue  # COMMAND, a group with …, or a name.
+                options = [word.partition("=")[0] for word in words if re.match("--[a-z]", word)]
+                unknown = [option for option in options if not re.search(rf"(?m)(?<![\w-]){option}(?![\w-])", said(*command))]
+                self.assertEqual(unknown, [], f"{guide}: {program}{rest}")
+                seen += 1
+        self.assertGreater(seen, 60)
 
     def test_a_miss_prints_its_json_and_ends_with_3(self):
         self.write("pL00_k.npy", gaussian(128, 1, 64, 1))
