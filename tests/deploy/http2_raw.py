@@ -2,6 +2,7 @@
 
 HTTP/2 with headers that are not compressed (RFC 7541, 6.2.2) needs nothing but a socket.
 """
+import select
 import socket
 
 DATA, HEADERS, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 4, 6, 8
@@ -55,12 +56,13 @@ def fields(message):
 
 
 class Call:
-    """A call of `method`, with a message or, while this lives, waiting for one. The server may send 64 KiB that nobody reads."""
+    """A call of `method`, with a message or, while this lives, waiting for one. The server may send 64 KiB that next() has not asked for."""
 
     def __init__(self, address, method, message=None):
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=60)
         self.came = self.data = self.ended = b""
+        self.unread = 0  # Bytes for which the server has no window again.
         headers = b"".join(literal(*pair) for pair in (
             (":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "localhost"),
             ("content-type", "application/grpc"), ("te", "trailers")))
@@ -81,10 +83,9 @@ class Call:
             self.socket.sendall(frame(SETTINGS, ACK, 0))
         if kind == PING and not flags & ACK:
             self.socket.sendall(frame(PING, ACK, 0, payload))
-        if kind == DATA and size > 0:
+        if kind == DATA:
             self.data += payload
-            more = size.to_bytes(4, "big")
-            self.socket.sendall(frame(WINDOW_UPDATE, 0, 0, more) + frame(WINDOW_UPDATE, 0, 1, more))
+            self.unread += size
         if flags & END_STREAM and kind in (DATA, HEADERS):
             self.ended = payload
 
@@ -93,10 +94,19 @@ class Call:
         while len(self.data) < 5 or len(self.data) < 5 + int.from_bytes(self.data[1:5], "big"):
             if self.ended:
                 raise AssertionError(f"the call ended: {self.ended!r}")
+            if self.unread > 0:
+                more = self.unread.to_bytes(4, "big")
+                self.socket.sendall(frame(WINDOW_UPDATE, 0, 0, more) + frame(WINDOW_UPDATE, 0, 1, more))
+                self.unread = 0
             self.read_frame()
         size = int.from_bytes(self.data[1:5], "big")
         message, self.data = self.data[5:5 + size], self.data[5 + size:]
         return fields(message)
+
+    def stay(self):
+        """Answers pings, and asks for nothing: of those who do not answer within 30 s the daemon takes leave."""
+        while select.select([self.socket], [], [], 0)[0]:
+            self.read_frame()
 
     def wait(self):
         """Until the end of the call: the headers it ended with, as they came."""
