@@ -110,6 +110,7 @@ void Client::Impl::RemoveStanding(std::uint64_t number, Deadline deadline,
     Unregister((*now)->session, (*now)->registration, deadline,
                [this, memory = *now, rest, done](const absl::Status& status) {
                  if (status.ok()) return rest(memory);
+                 if (absl::IsDeadlineExceeded(status)) return done(status);  // May be tried again.
                  // The session, or the daemon, has gone.
                  if (absl::IsNotFound(status) || away_->IsAway(status)) return rest(nullptr);
                  done(status);
@@ -173,6 +174,10 @@ void Client::Impl::StoreStanding(const ClientNamespace& ns, std::uint64_t number
                   }
                   end(std::move(result));
                 });
+}
+
+void Client::ReadyPages(std::uint64_t request, std::uint32_t layers) {
+  if (impl_->CheckProcess().ok()) impl_->pages().Ready(request, layers);
 }
 
 void Client::FlushPagesAsync(std::uint64_t request, CallOptions call,
