@@ -131,13 +131,22 @@ HeldRuns::Run HeldRuns::RunOf(std::uint64_t anchor_hash, std::size_t blocks_max,
   std::erase_if(blocks, [&](const HeldTable::Block& block) {
     return std::pair(block.place, block.key_hash) <= std::pair(after_place, after_hash);
   });
-  std::sort(blocks.begin(), blocks.end(), [](const auto& a, const auto& b) {
+  const auto before = [](const HeldTable::Block& a, const HeldTable::Block& b) {
     return std::pair(a.place, a.key_hash) < std::pair(b.place, b.key_hash);
-  });
+  };
+  // A run of many prompts that begin alike has a hundred thousand blocks, and a page is a hundred:
+  // only that many are sorted. Some more, since the store may not have them any more.
+  const std::size_t sorted = std::min(blocks.size(), blocks_max + blocks_max / 8 + 8);
+  std::partial_sort(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(sorted),
+                    blocks.end(), before);
   Run run;
-  for (const HeldTable::Block& block : blocks) {
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
     run.more = run.blocks.size() == blocks_max;
     if (run.more) break;
+    if (i == sorted) {
+      std::sort(blocks.begin() + static_cast<std::ptrdiff_t>(i), blocks.end(), before);
+    }
+    const HeldTable::Block& block = blocks[i];
     BlockId id;
     Run::Block found{.key = {}, .place = block.place};
     if (!store_->BlockAt(block.entry, &id, &found.bytes)) continue;

@@ -14,6 +14,9 @@ namespace {
 // together and at least of each, and of the others.
 constexpr std::size_t kUrgentPopsMax = 1024, kUrgentPopsMin = 2 * kListRunsMax, kPopsMax = 256;
 constexpr std::int64_t kFullNanos = 1'000'000'000;
+// Lists of more blocks than this rest, for so long a block: 13 s for the longest one.
+constexpr std::uint64_t kLongList = 1024;
+constexpr std::int64_t kListRestNanos = 100'000;
 
 std::uint64_t HolderWord(const std::string& id, const std::string& incarnation) {
   return absl::HashOf(id, incarnation);
@@ -173,6 +176,13 @@ bool Replicator::Keeps(std::uint64_t anchor_hash,
   });
 }
 
+bool Replicator::ListRests(std::uint64_t anchor_hash, const Item& item) const {
+  // One that was begun goes on, and who leaves cannot wait.
+  if (item.after_hash != 0 || item.reason == Reason::kHandedOver) return false;
+  const std::int64_t* until = list_rests_.Find(anchor_hash);
+  return until != nullptr && loop_.clock().MonotonicNanos() < *until;
+}
+
 bool Replicator::Busy(const Member& member) const {
   return std::any_of(jobs_.begin(), jobs_.end(),
                      [&](const auto& job) { return job.second.source.id == member.id; });
@@ -292,6 +302,10 @@ bool Replicator::StartJobs(Queue* queue, std::size_t pops, bool ordered) {
     const auto item = items_.find(place.anchor_hash);
     if (item == items_.end() || item->second.serial != place.serial) continue;  // Stale.
     --pops;
+    if (ListRests(place.anchor_hash, item->second)) {
+      later.push_back(place);
+      continue;
+    }
     const Source source = SourceOf(place.anchor_hash, item->second);
     if (source.member.has_value()) {
       of[*source.member].push_back(place);
@@ -459,6 +473,10 @@ bool Replicator::Looked(Job* job) {
   }
   const Item item = known;
   Done(job, hash);
+  if (item.listed > kLongList) {
+    list_rests_.Put(hash, loop_.clock().MonotonicNanos() +
+                              static_cast<std::int64_t>(item.listed) * kListRestNanos);
+  }
   // Not when that changed while it was gone through, or was not all.
   if (from != nullptr && CompareWord(hash, *from) == item.said && !item.missed && !hot &&
       item.listed >= from->sketch.blocks) {

@@ -17,7 +17,9 @@
 // Whether another node has blocks that are missing here is told by sketches (RunSketch). Where they
 // cannot tell, because sequences part within the run, and where they say yes, the other's blocks
 // are listed and compared one by one. That nothing was missing then is remembered for a while,
-// until blocks of the run leave this node. Of a run that many ask for only the beginning is copied,
+// until blocks of the run leave this node. A run that was long to list rests in proportion before
+// its next list: many prompts that begin alike are one run, and it changes with each of them. Of a
+// run that many ask for only the beginning is copied,
 // where all sequences are one: the rest is of one prompt each.
 //
 // A block that was evicted here, that a quota has no room for, or whose tenant is not shared here,
@@ -161,6 +163,8 @@ class Replicator {
   // It rests: not to be copied now.
   bool Rests(std::uint64_t key_hash) const;
   Source SourceOf(std::uint64_t anchor_hash, const Item& item) const;
+  // Its last list was long, and lately.
+  bool ListRests(std::uint64_t anchor_hash, const Item& item) const;
   bool Busy(const Member& member) const;
   bool Stays(const PointerTable::Holder& holder) const;
   const PointerTable::Holder* HolderIn(const std::vector<PointerTable::Holder>& holders,
@@ -211,6 +215,7 @@ class Replicator {
   std::int64_t next_sweep_ = 0;
   // When blocks left: by their hash, and of runs by their anchor's.
   Recent<std::int64_t> resting_{kRestingMax}, evicted_{kRestingMax};
+  Recent<std::int64_t> list_rests_{kRestingMax};  // Until when: runs, by their anchor's hash.
   struct Comparison {
     std::int64_t at = 0;
     bool whole = false;  // All is here; otherwise some of it rests.

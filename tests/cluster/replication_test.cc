@@ -226,6 +226,29 @@ TEST_F(ReplicationTest, ARunOfMoreBlocksThanAreAnnouncedIsNoLie) {
   EXPECT_EQ(peers_.made_up, looked_at) << "it is not listed again at once";
 }
 
+TEST_F(ReplicationTest, ALongListRestsBeforeTheNextOneOfItsRun) {
+  Make(1);
+  SetView({Node(0), Node(1)});
+  const auto mine = RunsWhere(1, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+  peers_.scripts["node-1"].sequences = {0, 1, 2, 3};
+  peers_.scripts["node-1"].endless = true;
+  Announcement said = {HashOf(mine[0]), SketchOf(mine[0], kSequences, false)};
+  said.sketch.blocks = kRunListMax;
+  Announced(1, mine);
+  pointers_.Announced(Node(1), {said});
+  for (int i = 0; i < 600 && replicator_->queued() > 0; ++i) Run(100 * kSimMs);
+  ASSERT_EQ(replicator_->queued(), 0u);
+  const std::uint64_t looked_at = peers_.made_up;
+  said.sketch.sum ^= 1;  // One more prompt.
+  pointers_.Announced(Node(1), {said});
+  replicator_->Announced({said});
+  EXPECT_EQ(replicator_->queued(), 1u) << "it waits, and is not forgotten";
+  Run(10 * kSimSecond);
+  EXPECT_EQ(peers_.made_up, looked_at);
+  Run(5 * kSimSecond);
+  EXPECT_GT(peers_.made_up, looked_at);
+}
+
 TEST_F(ReplicationTest, ARunThatGrowsAllTheTimeIsCopiedToItsEnd) {
   Make(1);
   SetView({Node(0), Node(1)});
