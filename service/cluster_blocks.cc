@@ -7,7 +7,7 @@
 #include "service/cluster/anchor.h"
 #include "service/request.h"
 #include "storage/core/log.h"
-#include "storage/core/page_layout.h"
+#include "storage/namespace_table.h"
 
 namespace kvmill {
 namespace {
@@ -20,16 +20,6 @@ GrpcPeers::Puller PullerOf(PeerPull& pull) {
                       std::move(done));
           },
           [&pull](Peers::CallId call) { pull.Cancel(call); }};
-}
-
-// Of a whole block in tiles.
-std::uint64_t BlockBytes(const NamespaceSpec& spec) {
-  std::uint64_t bytes = 0;
-  for (const LayerGroup& group : spec.groups) {
-    bytes += group.layers.size() * UniformPageBytes(FormatOf(spec, group), spec.block_tokens,
-                                                    SlotKind::kTile, group.kv_heads);
-  }
-  return bytes;
 }
 
 // For a call without a deadline, as for one that has a long one.

@@ -2,9 +2,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/core/namespace_difference.h"
+#include "storage/core/page_layout.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
+
+std::uint64_t BlockBytes(const NamespaceSpec& spec) {
+  std::uint64_t bytes = 0;
+  for (const LayerGroup& group : spec.groups) {
+    bytes += group.layers.size() * UniformPageBytes(FormatOf(spec, group), spec.block_tokens,
+                                                    SlotKind::kTile, group.kv_heads);
+  }
+  return bytes;
+}
 
 absl::StatusOr<OpenedNamespace*> NamespaceTable::Open(absl::string_view name,
                                                       const NamespaceSpec& spec, bool* unsaved) {

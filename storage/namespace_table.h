@@ -31,6 +31,9 @@ struct OpenedNamespace {
   Fingerprint fingerprint{};
 };
 
+// The pages of a whole block, all of its heads in tiles.
+std::uint64_t BlockBytes(const NamespaceSpec& spec);
+
 inline constexpr std::size_t kNamespaceNameBytesMax = 128;
 inline constexpr std::size_t kNamespacesMax = 4096;
 inline constexpr std::size_t kNamespaceNamesMax = 4 * kNamespacesMax;

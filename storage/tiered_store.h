@@ -205,7 +205,8 @@ class TieredStore {
   };
   struct LookupOptions {
     // One for each key, or none: true where another node has the block, in all groups. Such a block
-    // counts as there, in tier kPeer where this store lacks it. May be null.
+    // counts as there, in tier kPeer where this store lacks it, as far as the tenant's hard quota
+    // has room for the prefix. May be null.
     const std::vector<bool>* elsewhere = nullptr;
     // False: the caller asks again, unless all keys are hits; so only these are counted.
     bool is_last_word = true;

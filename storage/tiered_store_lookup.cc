@@ -5,7 +5,6 @@
 #include "storage/tiered_store_impl.h"
 
 namespace kvmill {
-
 TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
                                               absl::Span<const BlockKey> keys,
                                               absl::Span<const TailCandidate> tails,
@@ -34,6 +33,17 @@ TieredStore::LookupResult TieredStore::Lookup(NamespaceId namespace_id,
   // Full attention bounds the prefix from above; then the longest prefix whose last window of
   // blocks every window group has.
   std::size_t hit = keys.size();
+  const std::uint64_t hard =
+      impl_->accounts_[space->tenant_id].hard_bytes.load(std::memory_order_relaxed);
+  if (some_elsewhere && hard != kNoQuota) {
+    // What is elsewhere comes here to be fetched: never more than the quota has room for.
+    std::size_t here = 0;
+    while (here < hit && std::all_of(found.begin(), found.end(),
+                                     [here](const auto& of) { return of[here].flags != 0; })) {
+      ++here;
+    }
+    hit = std::min<std::size_t>(hit, std::max<std::uint64_t>(here, hard / BlockBytes(space->spec)));
+  }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].attention != AttentionKind::kFull) continue;
     std::size_t present = 0;

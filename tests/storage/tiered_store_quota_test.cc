@@ -33,6 +33,26 @@ TEST_F(TieredStoreQuotaTest, HardMakesRoomAmongTheTenantsOwnBlocks) {
   EXPECT_TRUE(Agrees());
 }
 
+TEST_F(TieredStoreQuotaTest, WhatIsElsewhereIsPromisedAsFarAsHardHasRoom) {
+  OpenAll(false);
+  const std::uint64_t block = BlockBytes();
+  std::vector<BlockKey> keys;
+  for (std::uint64_t i = 0; i < 8; ++i) keys.push_back(Key(i));
+  const std::vector<bool> elsewhere(keys.size(), true);
+  TieredStore::LookupOptions options;
+  options.elsewhere = &elsewhere;
+  const auto hits = [&] { return store_->Lookup(Space("a"), keys, {}, options).hit_blocks; };
+  EXPECT_EQ(hits(), 8u);
+  ASSERT_TRUE(store_->SetQuotas({{"a", {.hard_bytes = 3 * block + block / 2}}}).ok());
+  EXPECT_EQ(hits(), 3u);
+  PutSome("a", 0, 2);
+  EXPECT_EQ(hits(), 3u);
+  ASSERT_TRUE(store_->SetQuotas({{"a", {.hard_bytes = block}}}).ok());
+  EXPECT_LE(hits(), 2u);
+  ASSERT_TRUE(store_->SetQuotas({{"b", {.hard_bytes = block}}}).ok());
+  EXPECT_EQ(hits(), 8u);
+}
+
 TEST_F(TieredStoreQuotaTest, HardRefusesAtOnceWhatFindsNoRoom) {
   OpenAll(false);
   const std::uint64_t block = BlockBytes();
