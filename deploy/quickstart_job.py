@@ -17,7 +17,7 @@ import quickstart_values as values
 from quickstart_daemons import READY_SECONDS, Cli, Daemon, Etcd, JobError, size, step, table
 
 FORMAT = "k4v2_g128"
-DEMO = ("--task", "chain-110", "--prompts", "4", "--format", FORMAT)
+DEMO = ("--task", "chain-110", "--prompts", "2", "--format", FORMAT)
 NODES = "ab"
 
 

