@@ -140,7 +140,7 @@ def run_two(arguments, folder, etcd, nodes):
     step("What happened")
     print(f"""
 {said['prompts']} prompts were computed on node a and stored as tiles of 4-bit keys and 2-bit values ({FORMAT}); on node b, which had
-none of them, another process found them by their tokens, got them from node a over UCX, and went on.
+none of them, another process found them by their tokens, got them from node a, and went on.
 """)
     report(stored, said)
     return {"prefill": stored, "continue": said}
