@@ -7,6 +7,8 @@
 #include "kernels/gather_reference.h"
 #include "kernels/hadamard.h"
 #include "kernels/packed_codes.h"
+#include "kernels/refine.h"
+#include "kernels/refine_reference.h"
 
 namespace kvmill {
 namespace {
@@ -108,7 +110,7 @@ void VarianceNormalize(const Half& h, float* s_col, float* s_row) {
 
 // False if the half must stay raw: a vector is not finite in fp16, or rounding the vectors to fp16
 // moves the decoded values too far.
-bool EncodeHalf(const Half& h) {
+bool EncodeHalf(const Half& h, Algorithm algorithm) {
   float s_col[kAxisMax];
   float s_row[kAxisMax];
   VarianceNormalize(h, s_col, s_row);
@@ -140,15 +142,26 @@ bool EncodeHalf(const Half& h) {
     const float stored_zero = Float16At(h.zero, r);
     finite = finite && std::isfinite(stored_scale) && std::isfinite(stored_zero);
     if (!finite) return false;  // Before codes: they may be NaN.
+    float codes[kAxisMax];
     for (std::size_t c = 0; c < h.cols; ++c) {
       const float q =
           Clip(std::nearbyint((balanced[c] - low) / scale), 0.0f, static_cast<float>(code_max));
-      PutCode(h.codes + r * row_bytes, c, h.bits, static_cast<std::uint32_t>(q));
+      codes[c] = q;
       const float exact = (q * row_scale + row_zero) * s_col[c];
       const float stored = (q * stored_scale + stored_zero) * Float16At(h.across, c);
       const double error = static_cast<double>(stored) - static_cast<double>(exact);
       error_squares += error * error;
       value_squares += static_cast<double>(exact) * static_cast<double>(exact);
+    }
+    if (algorithm == Algorithm::kRefined) {
+      RefineRow row{h.tile + r * h.cols, s_col,   h.cols, static_cast<float>(code_max), codes,
+                    row_scale,           row_zero};
+      RefineRowReference(row);
+      PutFloat16(h.scale, r, FloatToFloat16(row.scale));
+      PutFloat16(h.zero, r, FloatToFloat16(row.zero));
+    }
+    for (std::size_t c = 0; c < h.cols; ++c) {
+      PutCode(h.codes + r * row_bytes, c, h.bits, static_cast<std::uint32_t>(codes[c]));
     }
   }
   // As a product, so that 0/0 counts as 0.
@@ -157,7 +170,7 @@ bool EncodeHalf(const Half& h) {
 }
 
 EncodeResult EncodeTile(const TileFormat& format, Frame frame, const EncodeArgs& args,
-                        float* scratch) {
+                        Algorithm algorithm, float* scratch) {
   const RecordLayout layout = LayoutOf(format);
   const std::size_t group = format.group;
   const std::size_t dim = format.head_dim;
@@ -181,7 +194,7 @@ EncodeResult EncodeTile(const TileFormat& format, Frame frame, const EncodeArgs&
                args.record + layout.k_scale,
                args.record + layout.k_zero,
                args.record + layout.k_token};
-  if (!EncodeHalf(k)) return EncodeResult::kRaw;
+  if (!EncodeHalf(k, algorithm)) return EncodeResult::kRaw;
 
   GatherReference(args.v, format.group, format.head_dim, frame, tile);
   const Half v{tile,
@@ -193,17 +206,29 @@ EncodeResult EncodeTile(const TileFormat& format, Frame frame, const EncodeArgs&
                args.record + layout.v_scale,
                args.record + layout.v_zero,
                args.record + layout.v_channel};
-  return EncodeHalf(v) ? EncodeResult::kTile : EncodeResult::kRaw;
+  return EncodeHalf(v, algorithm) ? EncodeResult::kTile : EncodeResult::kRaw;
+}
+
+void EncodeTiles(const TileFormat& format, Frame frame, Algorithm algorithm,
+                 absl::Span<const EncodeArgs> tiles, absl::Span<EncodeResult> results,
+                 absl::Span<std::byte> scratch) {
+  auto* floats = reinterpret_cast<float*>(scratch.data());
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    results[i] = EncodeTile(format, frame, tiles[i], algorithm, floats);
+  }
 }
 
 }  // namespace
 
 void EncodeTilesReference(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
                           absl::Span<EncodeResult> results, absl::Span<std::byte> scratch) {
-  auto* floats = reinterpret_cast<float*>(scratch.data());
-  for (std::size_t i = 0; i < tiles.size(); ++i) {
-    results[i] = EncodeTile(format, frame, tiles[i], floats);
-  }
+  EncodeTiles(format, frame, Algorithm::kKvarn, tiles, results, scratch);
+}
+
+void EncodeRefinedTilesReference(const TileFormat& format, Frame frame,
+                                 absl::Span<const EncodeArgs> tiles,
+                                 absl::Span<EncodeResult> results, absl::Span<std::byte> scratch) {
+  EncodeTiles(format, frame, Algorithm::kRefined, tiles, results, scratch);
 }
 
 NonFinite FindNonFinite(const HeadPages& k, const HeadPages& v, std::uint32_t token_count,

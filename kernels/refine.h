@@ -1,19 +1,24 @@
-// Refine: a record that encode made, with better codes, scales and zeros in the same format.
+// Encode with better codes, S and Z than those of the range of a row, in the same format.
 //
 // Encode spans the smallest to the largest value of a row with its codes (docs/formats.md), which
-// wastes some where there are few: with 2 bits a quarter of the error of V. Here S and Z of a row
-// are those of least squares, T stays:
+// wastes some where there are few. From its codes, S and Z, before they are rounded to fp16, a row
+// goes on here; T stays:
 //
-//   codes     the nearest ones for S, Z and T as the record has them, in fp16
-//   S and Z   those with the least sum of ((q S + Z) T - x)^2 over the row, rounded to fp16
-//   twice, then codes once more. A row whose sum the first fit did not make smaller keeps its S and
-//   Z, as does one whose codes are all the same or whose fit fp16 cannot hold.
+//   kRefineFits times   S and Z with the least sum of ((q S + Z) T - x)^2 over the row, then the
+//                       nearest codes for them
+//   then once           codes as they are, S and Z of the regression the other way round, of codes
+//                       on values, weighted by T^2
 //
-// `Reference` is the oracle; `Cpu` is vectorized with runtime dispatch. Both take records of any
-// encoder. Their sums of squares agree to a hundredth; codes may differ, since a row is a chain of
-// decisions.
+// Least squares shortens: what is decoded has a smaller product with the values than the values
+// have with themselves, so logits come out nearer to each other. The last step makes the two equal
+// (about the row's mean) for a little more error.
 //
-// Pure functions over the caller's memory: thread-safe, no allocation, no global state.
+// A row keeps what it has where a step has nothing to go by (all codes the same), fp16 could not
+// hold the result, or the last one would more than double or halve S. Whether a tile can hold the
+// head at all is decided as encode does, from its own codes, S, Z and T.
+//
+// Same contracts as kernels/encode.h. The two agree in products and squared errors to a hundredth;
+// codes may differ, since a row is a chain of decisions.
 #ifndef KVMILL_KERNELS_REFINE_H_
 #define KVMILL_KERNELS_REFINE_H_
 
@@ -28,17 +33,28 @@ namespace kvmill {
 
 // What an encoder does to find codes, scales and zeros. The format is the same.
 enum class Algorithm : std::uint8_t {
-  kKvarn,    // Encode alone.
-  kRefined,  // Encode, then refine.
+  kKvarn,    // EncodeTiles*: bits that golden tiles pin down.
+  kRefined,  // EncodeRefinedTiles*.
 };
 
-// After an encode with the same format, frame, tiles and results: improves the records of the tiles
-// whose result is kTile, in place, and leaves the others. `scratch` as for encode, which is done
-// with it.
-void RefineTilesReference(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
-                          absl::Span<const EncodeResult> results, absl::Span<std::byte> scratch);
-void RefineTilesCpu(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
-                    absl::Span<const EncodeResult> results, absl::Span<std::byte> scratch);
+inline constexpr int kRefineFits = 2;
+
+// How many times S the stretched S may be at most, and its inverse at least.
+inline constexpr float kStretchMax = 2.0f;
+
+// Codes are all the same when their variance is less than this share of their mean square. One code
+// of 128 that is off by one leaves 3e-5 of it; sums in fp32 leave 1e-7 of rounding.
+inline constexpr float kRefineVarianceMin = 1e-6f;
+
+// The smallest fp16: rows with a smaller S have one code, 0.
+inline constexpr float kFloat16SmallestScale = 5.9604645e-8f;
+
+void EncodeRefinedTilesReference(const TileFormat& format, Frame frame,
+                                 absl::Span<const EncodeArgs> tiles,
+                                 absl::Span<EncodeResult> results, absl::Span<std::byte> scratch);
+void EncodeRefinedTilesCpu(const TileFormat& format, Frame frame,
+                           absl::Span<const EncodeArgs> tiles, absl::Span<EncodeResult> results,
+                           absl::Span<std::byte> scratch);
 
 }  // namespace kvmill
 

@@ -47,7 +47,7 @@ std::string ErrorHelp() {
       "method (in how many heads the attention error is smaller : greater). *: no other method of\n"
       "the table has a smaller median attention error with as few bits. --json has every head.\n"
       "\n"
-      "Methods; the names of sets (baselines, ablations, refined) stand for all of theirs:\n";
+      "Methods; the names of sets (baselines, ablations, refinements) stand for all of theirs:\n";
   for (const eval::Method& method : eval::AllMethods()) {
     absl::StrAppendFormat(&help, "  %-24s%s%s\n", method.name, method.summary,
                           method.two_bit_keys ? " (2-bit keys only)" : "");

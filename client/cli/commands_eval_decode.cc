@@ -64,7 +64,7 @@ std::string DecodeHelp() {
 
 struct DecodeFlags {
   std::string model, html;
-  std::vector<std::string> methods = {"kvarn", "refined-refit", "baselines"};
+  std::vector<std::string> methods = {"kvarn", "refined", "baselines"};
   std::vector<std::string> formats = {"k4v2_g128", "k2v2_g128"};
   std::vector<std::string> tasks = {"chain-60", "retrieval-100"};
   std::vector<std::string> modes = {"decode", "prefill"};
@@ -284,7 +284,7 @@ void AddEvalDecode(CommandLine& line, CLI::App& eval) {
   app->add_option("--methods", flags->methods, "Methods and sets, the first is tested against")
       ->delimiter(',')
       ->type_name("NAME,...")
-      ->default_str("kvarn,refined-refit,baselines");
+      ->default_str("kvarn,refined,baselines");
   app->add_option("--formats", flags->formats,
                   "Tile formats, also with 3 bits; baselines take their bits and group")
       ->delimiter(',')

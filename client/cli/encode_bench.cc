@@ -17,6 +17,7 @@
 #include "kernels/encode.h"
 #include "kernels/encode_bound.h"
 #include "kernels/float16.h"
+#include "kernels/refine.h"
 
 namespace kvmill::cli {
 namespace {
@@ -27,7 +28,6 @@ constexpr std::size_t kCopyBytes = std::size_t{64} << 20;  // Past every cache.
 constexpr double kRunSeconds = 0.05;                       // One repetition lasts about this.
 
 using EncodeFunction = decltype(&EncodeTilesCpu);
-using RefineFunction = decltype(&RefineTilesCpu);
 
 // Distinct tiles of one thread and room for their records.
 class Workload {
@@ -57,16 +57,10 @@ class Workload {
   ~Workload() { operator delete (scratch_, std::align_val_t{64}); }
 
   std::size_t tile_count() const { return tile_count_; }
-  // Tile by tile, as a store does: what refines a tile finds its pages in the cache. `refine` may
-  // be null.
-  void Encode(EncodeFunction encode, RefineFunction refine, std::size_t count) {
+  void Encode(EncodeFunction encode, std::size_t count) {
     const absl::Span<std::byte> scratch = absl::MakeSpan(scratch_, scratch_bytes_);
-    for (std::size_t i = 0; i < count; ++i) {
-      const absl::Span<const EncodeArgs> tile(&tiles_[i], 1);
-      const absl::Span<EncodeResult> result(&results_[i], 1);
-      encode(format_, Frame::kModel, tile, result, scratch);
-      if (refine != nullptr) refine(format_, Frame::kModel, tile, result, scratch);
-    }
+    encode(format_, Frame::kModel, absl::MakeConstSpan(tiles_).first(count),
+           absl::MakeSpan(results_).first(count), scratch);
   }
 
  private:
@@ -127,12 +121,14 @@ std::vector<double> TimeTogether(std::uint32_t threads, std::uint32_t repetition
   return seconds;
 }
 
-double MeasureReference(Workload& workload, const TileFormat& format, RefineFunction refine) {
+double MeasureReference(Workload& workload, const TileFormat& format, Algorithm algorithm) {
   constexpr std::size_t kTiles = 2;
   const std::size_t tiles = std::min(kTiles, workload.tile_count());
+  const EncodeFunction encode =
+      algorithm == Algorithm::kRefined ? &EncodeRefinedTilesReference : &EncodeTilesReference;
   std::vector<double> seconds;
   for (int r = 0; r < 5; ++r) {
-    seconds.push_back(SecondsOf([&] { workload.Encode(&EncodeTilesReference, refine, tiles); }));
+    seconds.push_back(SecondsOf([&] { workload.Encode(encode, tiles); }));
   }
   return static_cast<double>(tiles * RawBytes(format, format.group)) / Median(seconds) / 1e9;
 }
@@ -152,7 +148,7 @@ double MeasureMemcpy(std::uint32_t threads) {
 
 double MeasureReferenceEncoder(const TileFormat& format) {
   Workload workload(format, 1);
-  return MeasureReference(workload, format, nullptr);
+  return MeasureReference(workload, format, Algorithm::kKvarn);
 }
 
 EncodeBenchResult RunEncodeBench(const EncodeBenchOptions& options) {
@@ -160,18 +156,17 @@ EncodeBenchResult RunEncodeBench(const EncodeBenchOptions& options) {
   for (std::uint32_t t = 0; t < options.threads; ++t) {
     workloads.push_back(std::make_unique<Workload>(options.format, t + 1));
   }
-  const bool refined = options.algorithm == Algorithm::kRefined;
-  const RefineFunction refine = refined ? &RefineTilesCpu : nullptr;
+  const EncodeFunction encode =
+      options.algorithm == Algorithm::kRefined ? &EncodeRefinedTilesCpu : &EncodeTilesCpu;
   Workload& first = *workloads.front();
   const std::size_t tiles = first.tile_count();
-  const double warm_seconds = SecondsOf([&] { first.Encode(&EncodeTilesCpu, refine, tiles); });
+  const double warm_seconds = SecondsOf([&] { first.Encode(encode, tiles); });
   const auto rounds =
       static_cast<std::size_t>(std::clamp(std::ceil(kRunSeconds / warm_seconds), 1.0, 1000.0));
 
   std::vector<double> seconds =
       TimeTogether(options.threads, options.repetitions, [&](std::uint32_t t) {
-        for (std::size_t r = 0; r < rounds; ++r)
-          workloads[t]->Encode(&EncodeTilesCpu, refine, tiles);
+        for (std::size_t r = 0; r < rounds; ++r) workloads[t]->Encode(encode, tiles);
       });
   EncodeBenchResult result;
   for (const double s : seconds) {
@@ -181,8 +176,7 @@ EncodeBenchResult RunEncodeBench(const EncodeBenchOptions& options) {
   result.median_us = Median(result.us_per_tile);
   const std::size_t tile_bytes = RawBytes(options.format, options.format.group);
   result.gb_per_s = static_cast<double>(options.threads * tile_bytes) / result.median_us / 1e3;
-  result.reference_gb_per_s =
-      MeasureReference(first, options.format, refined ? &RefineTilesReference : nullptr);
+  result.reference_gb_per_s = MeasureReference(first, options.format, options.algorithm);
   result.memcpy_gb_per_s = MeasureMemcpy(options.threads);
   result.bound_us = MeasureEncodePassesMicroseconds(options.format);
   return result;

@@ -169,7 +169,6 @@ class BlockEncoder {
       const EncodeResult result = encoder_ == Encoder::kDevice
                                       ? done_[std::size_t{block} * k_.heads + head]
                                       : EncodeHead(args);
-      if (algorithm_ == Algorithm::kRefined) RefineHead(args, result);
       if (result == EncodeResult::kNonFinite) {
         outcome.status = DescribeNonFinite(k.view, v.view, format_, block, head);
         return;
@@ -191,16 +190,13 @@ class BlockEncoder {
  private:
   EncodeResult EncodeHead(const EncodeArgs& args) {
     EncodeResult result = EncodeResult::kTile;
-    const auto encode = encoder_ == Encoder::kCpu ? &EncodeTilesCpu : &EncodeTilesReference;
+    const bool fast = encoder_ == Encoder::kCpu;
+    const auto encode = algorithm_ == Algorithm::kRefined
+                            ? (fast ? &EncodeRefinedTilesCpu : &EncodeRefinedTilesReference)
+                            : (fast ? &EncodeTilesCpu : &EncodeTilesReference);
     encode(format_, Frame::kModel, absl::MakeConstSpan(&args, 1), absl::MakeSpan(&result, 1),
            scratch_.span());
     return result;
-  }
-
-  void RefineHead(const EncodeArgs& args, EncodeResult result) {
-    const auto refine = encoder_ == Encoder::kReference ? &RefineTilesReference : &RefineTilesCpu;
-    refine(format_, Frame::kModel, absl::MakeConstSpan(&args, 1), absl::MakeConstSpan(&result, 1),
-           scratch_.span());
   }
 
   const Tensor& k_;
@@ -245,6 +241,10 @@ absl::StatusOr<EncodedTensors> EncodeTensors(const Tensor& k, const Tensor& v,
   if (k.head_dim != format.head_dim) {
     return absl::InvalidArgumentError(absl::StrCat("head_dim of the tensors is ", k.head_dim,
                                                    ", of the format ", format.head_dim));
+  }
+  if (encoder == Encoder::kDevice && algorithm == Algorithm::kRefined) {
+    return absl::UnimplementedError(
+        "--algorithm refined has no GPU kernel: the host does it; use --encoder cpu");
   }
   EncodedTensors encoded;
   encoded.block_count = k.tokens / format.group;

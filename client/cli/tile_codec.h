@@ -31,7 +31,7 @@ struct EncodedTensors {
 
 // K and V must have the same shape, and head_dim that of the format. INVALID_ARGUMENT otherwise,
 // and for NaN or infinity (naming token, head and channel). kDevice encodes on `device`, and passes
-// on its errors; kRefined refines what came of it here.
+// on its errors; UNIMPLEMENTED with kRefined.
 absl::StatusOr<EncodedTensors> EncodeTensors(const Tensor& k, const Tensor& v,
                                              const TileFormat& format, Encoder encoder,
                                              Device* device = nullptr,

@@ -46,12 +46,10 @@ class Kvarn : public Quantizer {
       none.pages = &zero_page;
       const EncodeArgs args{key ? mine : none, key ? none : mine, record.data()};
       EncodeResult result = EncodeResult::kRaw;
-      EncodeTilesCpu(format_, Frame::kModel, absl::MakeConstSpan(&args, 1),
-                     absl::MakeSpan(&result, 1), scratch);
-      if (algorithm_ == Algorithm::kRefined) {
-        RefineTilesCpu(format_, Frame::kModel, absl::MakeConstSpan(&args, 1),
-                       absl::MakeConstSpan(&result, 1), scratch);
-      }
+      const auto encode =
+          algorithm_ == Algorithm::kRefined ? &EncodeRefinedTilesCpu : &EncodeTilesCpu;
+      encode(format_, Frame::kModel, absl::MakeConstSpan(&args, 1), absl::MakeSpan(&result, 1),
+             scratch);
       const absl::Span<float> decoded = absl::MakeSpan(out.values).subspan(at, block_values);
       if (result != EncodeResult::kTile) {
         std::copy_n(head.values.begin() + static_cast<std::ptrdiff_t>(at), block_values,

@@ -56,8 +56,8 @@ struct KvarnHalf {
 KvarnHalf EncodeKvarnHalf(Half half, absl::Span<const float> block, std::uint32_t tokens,
                           std::uint32_t head_dim, std::uint32_t bits, const KvarnOptions& options);
 
-// EncodeTilesCpu, with kRefined RefineTilesCpu, and DecodeTileToFloatCpu, the other half of each
-// tile being zero. A half that a tile cannot hold is raw by itself, where kvmilld keeps both halves
+// EncodeTilesCpu, with kRefined EncodeRefinedTilesCpu, and DecodeTileToFloatCpu, the other half of
+// each tile being zero. A half that a tile cannot hold is raw by itself, where kvmilld keeps both halves
 // of such a head.
 std::unique_ptr<Quantizer> MakeKvarn(const TileFormat& format,
                                      Algorithm algorithm = Algorithm::kKvarn);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr absl::string_view kBaselines = "baselines";
 constexpr absl::string_view kAblations = "ablations";
-constexpr absl::string_view kRefined = "refined";
+constexpr absl::string_view kRefinements = "refinements";
 
 std::unique_ptr<Quantizer> Rounded(const TileFormat& f, Axis key_axis, std::size_t group,
                                    bool rotate, float clip_ratio = 1) {
@@ -72,21 +72,22 @@ const Method kMethods[] = {
     {"kvarn-1-iteration", kAblations, "1 iteration instead of 8", Iterated<1>},
     {"kvarn-4-iterations", kAblations, "4 iterations", Iterated<4>},
     {"kvarn-16-iterations", kAblations, "16 iterations", Iterated<16>},
-    {"refined-refit", kRefined, "least squares for S and Z, as --algorithm refined does it",
+    {"refined", kRefinements, "least squares, then stretched: --algorithm refined",
      [](const TileFormat& f) {
-       return HasTiles(f) ? MakeKvarn(f, Algorithm::kRefined) : MakeKvarnWith(f, {.refit = true});
+       return HasTiles(f) ? MakeKvarn(f, Algorithm::kRefined)
+                          : MakeKvarnWith(f, {.refit = true, .stretch = true});
      }},
-    {"refined-refit-k", kRefined, "least squares for K alone",
+    {"refined-refit", kRefinements, "least squares alone for S and Z",
+     [](const TileFormat& f) { return MakeKvarnWith(f, {.refit = true}); }},
+    {"refined-refit-k", kRefinements, "least squares for K alone",
      [](const TileFormat& f) { return MakeKvarnWith(f, {.refit_keys = true}); }},
-    {"refined-refit-v", kRefined, "least squares for V alone",
+    {"refined-refit-v", kRefinements, "least squares for V alone",
      [](const TileFormat& f) { return MakeKvarnWith(f, {.refit_values = true}); }},
-    {"refined-stretch", kRefined, "least squares, then S and Z of codes on values",
-     [](const TileFormat& f) { return MakeKvarnWith(f, {.refit = true, .stretch = true}); }},
-    {"refined-clip-v", kRefined, "clipping search for V",
+    {"refined-clip-v", kRefinements, "clipping search for V",
      [](const TileFormat& f) { return MakeKvarnWith(f, {.clip_values = true}); }},
-    {"refined-clip-v-refit", kRefined, "clipping search for V, least squares for both",
+    {"refined-clip-v-refit", kRefinements, "clipping search for V, least squares for both",
      [](const TileFormat& f) { return MakeKvarnWith(f, {.clip_values = true, .refit = true}); }},
-    {"refined-all", kRefined, "clipping search and least squares for K and V",
+    {"refined-all", kRefinements, "clipping search and least squares for K and V",
      [](const TileFormat& f) {
        return MakeKvarnWith(f, {.clip_keys = true, .clip_values = true, .refit = true});
      }},
@@ -126,7 +127,7 @@ absl::StatusOr<std::vector<const Method*>> FindMethods(absl::Span<const std::str
         "there is no method '", name, "'; methods: ",
         absl::StrJoin(kMethods, ", ",
                       [](std::string* out, const Method& m) { absl::StrAppend(out, m.name); }),
-        "; sets: ", kBaselines, ", ", kAblations, ", ", kRefined));
+        "; sets: ", kBaselines, ", ", kAblations, ", ", kRefinements));
   }
   return found;
 }

@@ -17,7 +17,7 @@ namespace kvmill::eval {
 
 struct Method {
   absl::string_view name;     // "kivi-g32".
-  absl::string_view set;      // "baselines", "ablations" or "refined"; empty: kvarn itself.
+  absl::string_view set;      // "baselines", "ablations" or "refinements"; empty: kvarn itself.
   absl::string_view summary;  // Half a line.
   std::unique_ptr<Quantizer> (*make)(const TileFormat& format);
   bool two_bit_keys = false;  // Only with formats that have 2-bit keys.

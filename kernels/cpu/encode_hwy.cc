@@ -3,6 +3,7 @@
 #include "kernels/cpu/targets.h"
 #include "kernels/encode.h"
 #include "kernels/encode_bound.h"
+#include "kernels/refine.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/encode_hwy.cc"
@@ -14,6 +15,7 @@
 #include "kernels/cpu/gather-inl.h"
 #include "kernels/cpu/normalize-inl.h"
 #include "kernels/cpu/quantize-inl.h"
+#include "kernels/cpu/refine-inl.h"
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -26,6 +28,10 @@ namespace HWY_NAMESPACE {
 void EncodeTiles(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
                  absl::Span<EncodeResult> results, absl::Span<std::byte> scratch) {
   EncodeTilesReference(format, frame, tiles, results, scratch);
+}
+void EncodeRefinedTiles(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
+                        absl::Span<EncodeResult> results, absl::Span<std::byte> scratch) {
+  EncodeRefinedTilesReference(format, frame, tiles, results, scratch);
 }
 bool RunEncodePasses(const TileFormat&, absl::Span<std::byte>) { return false; }
 
@@ -51,7 +57,20 @@ std::uint16_t GatherTile(const HeadPages& pages, std::size_t tokens, bool rotate
   return largest;
 }
 
-template <std::size_t kDim, Half kHalf>
+// False if a tile cannot hold the half.
+template <std::size_t kDim, Half kHalf, std::uint32_t kBits, bool kRefine>
+bool QuantizeHalf(std::size_t tokens, float unit, const HalfRecord& out, EncodeWorkspace& ws) {
+  if constexpr (kHalf == Half::kKeys) {
+    if (!QuantizeKeys<kDim, kBits, kRefine>(ws, tokens, unit, out)) return false;
+    if constexpr (kRefine) RefineKeys<kDim, kBits>(ws, tokens, out);
+  } else {
+    if (!QuantizeValues<kDim, kBits, kRefine>(ws, tokens, unit, out)) return false;
+    if constexpr (kRefine) RefineValues<kDim, kBits>(ws, tokens, out);
+  }
+  return true;
+}
+
+template <std::size_t kDim, Half kHalf, bool kRefine>
 EncodeResult EncodeHalf(const HeadPages& pages, std::size_t tokens, std::uint32_t bits, bool rotate,
                         const HalfRecord& out, EncodeWorkspace& ws) {
   const bool fp16 = pages.dtype == DType::kFloat16;
@@ -64,33 +83,27 @@ EncodeResult EncodeHalf(const HeadPages& pages, std::size_t tokens, std::uint32_
   const float unit = 1.0f / (largest > 1e-30f ? largest : 1e-30f);
 
   Normalize<kDim, kHalf>(ws, tokens);
-  bool fits;
-  if constexpr (kHalf == Half::kKeys) {
-    fits = bits == 2 ? QuantizeKeys<kDim, 2>(ws, tokens, unit, out)
-                     : QuantizeKeys<kDim, 4>(ws, tokens, unit, out);
-  } else {
-    fits = bits == 2 ? QuantizeValues<kDim, 2>(ws, tokens, unit, out)
-                     : QuantizeValues<kDim, 4>(ws, tokens, unit, out);
-  }
+  const bool fits = bits == 2 ? QuantizeHalf<kDim, kHalf, 2, kRefine>(tokens, unit, out, ws)
+                              : QuantizeHalf<kDim, kHalf, 4, kRefine>(tokens, unit, out, ws);
   return fits ? EncodeResult::kTile : EncodeResult::kRaw;
 }
 
-template <std::size_t kDim>
+template <std::size_t kDim, bool kRefine>
 EncodeResult EncodeTile(const TileFormat& format, bool rotate, const EncodeArgs& args,
                         EncodeWorkspace& ws) {
   const RecordLayout l = LayoutOf(format);
   const EncodeResult k =
-      EncodeHalf<kDim, Half::kKeys>(args.k, format.group, format.key_bits, rotate,
-                                    {args.record + l.k_codes, args.record + l.k_scale,
-                                     args.record + l.k_zero, args.record + l.k_token},
-                                    ws);
+      EncodeHalf<kDim, Half::kKeys, kRefine>(args.k, format.group, format.key_bits, rotate,
+                                             {args.record + l.k_codes, args.record + l.k_scale,
+                                              args.record + l.k_zero, args.record + l.k_token},
+                                             ws);
   if (k == EncodeResult::kNonFinite) return k;
   // Also after a K that stays raw: a value that is not finite must not go unseen.
   const EncodeResult v =
-      EncodeHalf<kDim, Half::kValues>(args.v, format.group, format.value_bits, rotate,
-                                      {args.record + l.v_codes, args.record + l.v_scale,
-                                       args.record + l.v_zero, args.record + l.v_channel},
-                                      ws);
+      EncodeHalf<kDim, Half::kValues, kRefine>(args.v, format.group, format.value_bits, rotate,
+                                               {args.record + l.v_codes, args.record + l.v_scale,
+                                                args.record + l.v_zero, args.record + l.v_channel},
+                                               ws);
   return v == EncodeResult::kTile ? k : v;
 }
 
@@ -98,16 +111,27 @@ EncodeWorkspace& WorkspaceIn(absl::Span<std::byte> scratch) {
   return *reinterpret_cast<EncodeWorkspace*>(scratch.data());
 }
 
-void EncodeTiles(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
-                 absl::Span<EncodeResult> results, absl::Span<std::byte> scratch) {
+template <bool kRefine>
+void EncodeTilesWith(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
+                     absl::Span<EncodeResult> results, absl::Span<std::byte> scratch) {
   const bool rotate = frame == Frame::kModel;
   EncodeWorkspace& ws = WorkspaceIn(scratch);
-  const auto encode = format.head_dim == 64    ? EncodeTile<64>
-                      : format.head_dim == 128 ? EncodeTile<128>
-                                               : EncodeTile<256>;
+  const auto encode = format.head_dim == 64    ? EncodeTile<64, kRefine>
+                      : format.head_dim == 128 ? EncodeTile<128, kRefine>
+                                               : EncodeTile<256, kRefine>;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     results[i] = encode(format, rotate, tiles[i], ws);
   }
+}
+
+void EncodeTiles(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
+                 absl::Span<EncodeResult> results, absl::Span<std::byte> scratch) {
+  EncodeTilesWith<false>(format, frame, tiles, results, scratch);
+}
+
+void EncodeRefinedTiles(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
+                        absl::Span<EncodeResult> results, absl::Span<std::byte> scratch) {
+  EncodeTilesWith<true>(format, frame, tiles, results, scratch);
 }
 
 template <std::size_t kDim>
@@ -135,11 +159,18 @@ HWY_AFTER_NAMESPACE();
 namespace kvmill {
 
 HWY_EXPORT(EncodeTiles);
+HWY_EXPORT(EncodeRefinedTiles);
 HWY_EXPORT(RunEncodePasses);
 
 void EncodeTilesCpu(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
                     absl::Span<EncodeResult> results, absl::Span<std::byte> scratch) {
   HWY_DYNAMIC_DISPATCH(EncodeTiles)(format, frame, tiles, results, scratch);
+}
+
+void EncodeRefinedTilesCpu(const TileFormat& format, Frame frame,
+                           absl::Span<const EncodeArgs> tiles, absl::Span<EncodeResult> results,
+                           absl::Span<std::byte> scratch) {
+  HWY_DYNAMIC_DISPATCH(EncodeRefinedTiles)(format, frame, tiles, results, scratch);
 }
 
 bool RunEncodePassesCpu(const TileFormat& format, absl::Span<std::byte> scratch) {

@@ -139,17 +139,71 @@ HWY_INLINE bool AbsorbRows(AbsorbedScales& a, const AxisState& rows, std::size_t
   return scale_max < kHalfOverflow && zero_max < kHalfOverflow;
 }
 
-// clamp(round_half_even((y - lo) / step), 0, 2^b - 1).
+// clamp(round_half_even(steps), 0, 2^b - 1) with steps = (y - lo) / step.
 template <std::uint32_t kBits>
-HWY_INLINE hn::Vec<Di32> CodesOf(Vf y, Vf low, Vf step, Vf step_inverse) {
+HWY_INLINE hn::Vec<Di32> CodesOf(Vf steps) {
   const Di32 di;
-  const auto q = hn::NearestInt(Divide(hn::Sub(y, low), step, step_inverse));
+  const auto q = hn::NearestInt(steps);
   return hn::Min(hn::Max(q, hn::Zero(di)), hn::Set(di, (1 << kBits) - 1));
 }
 
+// What a fit of S and Z to codes q needs (refine-inl.h): sums over steps u and q with weights T^2.
+struct StepSums {
+  Vf q, qq, qu, u, uu;
+
+  HWY_INLINE StepSums() : q(hn::Zero(Df())), qq(q), qu(q), u(q), uu(q) {}
+
+  HWY_INLINE void Add(Vf steps, Vf code, Vf weight) {
+    const Vf weighted_code = hn::Mul(weight, code);
+    const Vf weighted_steps = hn::Mul(weight, steps);
+    q = hn::Add(q, weighted_code);
+    qq = hn::MulAdd(weighted_code, code, qq);
+    qu = hn::MulAdd(weighted_code, steps, qu);
+    u = hn::Add(u, weighted_steps);
+    uu = hn::MulAdd(weighted_steps, steps, uu);
+  }
+};
+
+// T^2 and the sum of it, for the kept scales across the rows.
+HWY_INLINE void WeighColumns(RefinedRows& r, const AxisState& axis, std::size_t count) {
+  const Df d;
+  for (std::size_t i = 0; i < count; i += kLanes) {
+    const Vf scale = hn::Load(d, axis.best_scale + i);
+    hn::Store(hn::Mul(scale, scale), d, r.weight + i);
+  }
+  r.weight_inverse = 1.0f / Sum(r.weight, count);
+}
+
+// The sums of kBlockTokens vectors.
+HWY_INLINE void AddLanes(const float* HWY_RESTRICT lanes, float* HWY_RESTRICT out) {
+  const Df d;
+  for (std::size_t start = 0; start < kBlockTokens; start += kLanes) {
+    Vf quads[kLanes / 4];
+    for (std::size_t quad = 0; quad < kLanes / 4; ++quad) {
+      const float* row = lanes + (start + 4 * quad) * kLanes;
+      quads[quad] =
+          ReduceBlocks4<AddOp>(hn::Load(d, row), hn::Load(d, row + kLanes),
+                               hn::Load(d, row + 2 * kLanes), hn::Load(d, row + 3 * kLanes));
+    }
+    hn::Store(ReduceQuads<AddOp>(quads), d, out + start);
+  }
+}
+
+// Words of codes, channel by channel, into the record.
+template <std::size_t kDim>
+HWY_INLINE void StoreWords(const EncodeWorkspace& ws, std::size_t word_count, std::byte* out) {
+  for (std::size_t channel = 0; channel < kDim; ++channel) {
+    std::byte* row = out + channel * word_count * sizeof(std::uint32_t);
+    for (std::size_t word = 0; word < word_count; ++word) {
+      std::memcpy(row + word * sizeof(std::uint32_t), ws.words + word * kDim + channel,
+                  sizeof(std::uint32_t));
+    }
+  }
+}
+
 // Keys: rows are channels, which are lanes here; the codes of successive tokens collect in 32-bit
-// words.
-template <std::size_t kDim, std::uint32_t kBits>
+// words. kRefine: codes are not packed, but their sums are left in ws.refined.
+template <std::size_t kDim, std::uint32_t kBits, bool kRefine>
 HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float unit,
                                const HalfRecord& out) {
   const Df d;
@@ -185,6 +239,11 @@ HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float un
 
   constexpr std::size_t kWordTokens = 32 / kBits;
   const std::size_t word_count = tokens / kWordTokens;
+  RefinedRows& r = ws.refined;
+  if constexpr (kRefine) {
+    WeighColumns(r, ws.token, tokens);
+    for (float* sums : {r.q, r.qq, r.qu, r.u, r.uu}) Fill(sums, 0.0f, kDim);
+  }
   RoundingError error;
   for (std::size_t word = 0; word < word_count; ++word) {
     const std::size_t first = word * kWordTokens;
@@ -199,26 +258,41 @@ HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float un
       const Vf stored_scale = hn::Load(d, a.stored_scale + i);
       const Vf stored_zero = hn::Load(d, a.stored_zero + i);
       auto packed = hn::Zero(di);
+      StepSums sums;
+      if constexpr (kRefine) {
+        sums.q = hn::Load(d, r.q + i);
+        sums.qq = hn::Load(d, r.qq + i);
+        sums.qu = hn::Load(d, r.qu + i);
+        sums.u = hn::Load(d, r.u + i);
+        sums.uu = hn::Load(d, r.uu + i);
+      }
       for (std::size_t n = kWordTokens; n-- > 0;) {  // The first token ends in the low bits.
         const std::size_t t = first + n;
         const Vf y = Divide(hn::Load(d, ws.tile + t * kDim + i), hn::Set(d, ws.token.best_scale[t]),
                             hn::Set(d, ws.token.weight[t]));
-        const auto q = CodesOf<kBits>(Divide(y, row, row_inverse), low, step, step_inverse);
-        packed = hn::Or(hn::ShiftLeft<static_cast<int>(kBits)>(packed), q);
+        const Vf steps = Divide(hn::Sub(Divide(y, row, row_inverse), low), step, step_inverse);
+        const auto q = CodesOf<kBits>(steps);
         const Vf code = hn::ConvertTo(d, q);
+        if constexpr (kRefine) {
+          sums.Add(steps, code, hn::Set(d, r.weight[t]));
+        } else {
+          packed = hn::Or(hn::ShiftLeft<static_cast<int>(kBits)>(packed), q);
+        }
         error.Add(hn::MulAdd(code, scale, zero), hn::Set(d, a.across[t]),
                   hn::MulAdd(code, stored_scale, stored_zero), hn::Set(d, a.stored_across[t]));
       }
-      hn::Store(hn::BitCast(Du32(), packed), Du32(), ws.words + word * kDim + i);
+      if constexpr (kRefine) {
+        hn::Store(sums.q, d, r.q + i);
+        hn::Store(sums.qq, d, r.qq + i);
+        hn::Store(sums.qu, d, r.qu + i);
+        hn::Store(sums.u, d, r.u + i);
+        hn::Store(sums.uu, d, r.uu + i);
+      } else {
+        hn::Store(hn::BitCast(Du32(), packed), Du32(), ws.words + word * kDim + i);
+      }
     }
   }
-  for (std::size_t channel = 0; channel < kDim; ++channel) {
-    std::byte* row = out.codes + channel * word_count * sizeof(std::uint32_t);
-    for (std::size_t word = 0; word < word_count; ++word) {
-      std::memcpy(row + word * sizeof(std::uint32_t), ws.words + word * kDim + channel,
-                  sizeof(std::uint32_t));
-    }
-  }
+  if constexpr (!kRefine) StoreWords<kDim>(ws, word_count, out.codes);
   return error.IsSmall();
 }
 
@@ -249,8 +323,8 @@ HWY_INLINE void PackRow(const std::uint8_t* HWY_RESTRICT codes, std::byte* HWY_R
   }
 }
 
-// Values: rows are tokens.
-template <std::size_t kDim, std::uint32_t kBits>
+// Values: rows are tokens. kRefine: as for keys.
+template <std::size_t kDim, std::uint32_t kBits, bool kRefine>
 HWY_NOINLINE bool QuantizeValues(EncodeWorkspace& ws, std::size_t tokens, float unit,
                                  const HalfRecord& out) {
   const Df d;
@@ -260,6 +334,8 @@ HWY_NOINLINE bool QuantizeValues(EncodeWorkspace& ws, std::size_t tokens, float 
   InvertBestScale(ws.token, tokens);
   InvertBestScale(ws.channel, kDim);
 
+  RefinedRows& r = ws.refined;
+  if constexpr (kRefine) WeighColumns(r, ws.channel, kDim);
   RoundingError error;
   for (std::size_t first = 0; first < tokens; first += kBlockTokens) {
     for (std::size_t start = first; start < first + kBlockTokens; start += kLanes) {
@@ -302,17 +378,39 @@ HWY_NOINLINE bool QuantizeValues(EncodeWorkspace& ws, std::size_t tokens, float 
       const Vf zero = hn::Set(d, a.zero[t]);
       const Vf stored_scale = hn::Set(d, a.stored_scale[t]);
       const Vf stored_zero = hn::Set(d, a.stored_zero[t]);
+      StepSums sums;
       for (std::size_t i = 0; i < kDim; i += kLanes) {
         const Vf y =
             Divide(hn::Load(d, ws.tile + t * kDim + i), hn::Load(d, ws.channel.best_scale + i),
                    hn::Load(d, ws.channel.weight + i));
-        const auto q = CodesOf<kBits>(Divide(y, row, row_inverse), low, step, step_inverse);
-        hn::StoreU(hn::DemoteTo(d8, q), d8, ws.codes + i);
+        const Vf steps = Divide(hn::Sub(Divide(y, row, row_inverse), low), step, step_inverse);
+        const auto q = CodesOf<kBits>(steps);
         const Vf code = hn::ConvertTo(d, q);
+        if constexpr (kRefine) {
+          sums.Add(steps, code, hn::Load(d, r.weight + i));
+        } else {
+          hn::StoreU(hn::DemoteTo(d8, q), d8, ws.codes + i);
+        }
         error.Add(hn::MulAdd(code, scale, zero), hn::Load(d, a.across + i),
                   hn::MulAdd(code, stored_scale, stored_zero), hn::Load(d, a.stored_across + i));
       }
-      PackRow<kDim, kBits>(ws.codes, out.codes + t * (kDim * kBits / 8));
+      if constexpr (kRefine) {
+        const std::size_t at = (t - first) * kLanes;
+        hn::Store(sums.q, d, r.lanes[0] + at);
+        hn::Store(sums.qq, d, r.lanes[1] + at);
+        hn::Store(sums.qu, d, r.lanes[2] + at);
+        hn::Store(sums.u, d, r.lanes[3] + at);
+        hn::Store(sums.uu, d, r.lanes[4] + at);
+      } else {
+        PackRow<kDim, kBits>(ws.codes, out.codes + t * (kDim * kBits / 8));
+      }
+    }
+    if constexpr (kRefine) {
+      AddLanes(r.lanes[0], r.q + first);
+      AddLanes(r.lanes[1], r.qq + first);
+      AddLanes(r.lanes[2], r.qu + first);
+      AddLanes(r.lanes[3], r.u + first);
+      AddLanes(r.lanes[4], r.uu + first);
     }
   }
   return error.IsSmall();

@@ -1,11 +1,10 @@
-// The scratch of the cpu encoder, and of what refines its records.
+// The scratch of the cpu encoder.
 #ifndef KVMILL_KERNELS_CPU_WORKSPACE_H_
 #define KVMILL_KERNELS_CPU_WORKSPACE_H_
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/refine_row.h"
 #include "kernels/tile_format.h"
 
 namespace kvmill {
@@ -43,10 +42,33 @@ struct AbsorbedScales {
   alignas(64) float high[kAxisMax];           // The largest.
 };
 
+// Rows while they are refined (kernels/refine.h). `steps` of a value: (x / T - zero) / scale, the
+// code it would have if codes were not whole numbers.
+struct RefinedRows {
+  alignas(64) float scale[kAxisMax];          // S.
+  alignas(64) float zero[kAxisMax];           // Z.
+  alignas(64) float scale_inverse[kAxisMax];  // 1 / S; 0 where there is no S.
+  alignas(64) float zero_steps[kAxisMax];     // Z / S; "
+  // With weights T^2, for the scale and zero above: of steps.
+  alignas(64) float mean[kAxisMax];
+  alignas(64) float variance[kAxisMax];
+  // Sums with weights T^2, q being codes and u steps.
+  alignas(64) float q[kAxisMax];
+  alignas(64) float qq[kAxisMax];
+  alignas(64) float qu[kAxisMax];
+  alignas(64) float u[kAxisMax];
+  alignas(64) float uu[kAxisMax];
+  alignas(64) float weight[kAxisMax];  // T^2, of columns.
+  float weight_inverse;                // 1 / the sum of these.
+  // Values: the same sums of a block of rows, before lanes are added up.
+  alignas(64) float lanes[5][kBlockTokens * 16];
+};
+
 struct EncodeWorkspace {
   AxisState channel;
   AxisState token;
   AbsorbedScales absorbed;
+  RefinedRows refined;
   alignas(64) float next_scale[kAxisMax];
   alignas(64) std::uint8_t codes[kAxisMax];  // One row of codes before packing.
   // Keys: word w of channel d holds the packed codes of its tokens 32/bits * w and on.
@@ -59,31 +81,6 @@ constexpr std::size_t EncodeWorkspaceBytes(const TileFormat& format) {
   return offsetof(EncodeWorkspace, tile) +
          std::size_t{format.group} * format.head_dim * sizeof(float);
 }
-
-// Refine works in the same scratch after encode.
-struct RefineWorkspace {
-  alignas(64) float across[kAxisMax];          // T.
-  alignas(64) float across_inverse[kAxisMax];  // 1 / T.
-  alignas(64) float across_square[kAxisMax];   // T^2.
-  // Of rows: S and Z as fp16 holds them, and what dividing by S needs.
-  alignas(64) float scale[kAxisMax];
-  alignas(64) float scale_inverse[kAxisMax];  // 1 / S; 0 where S is 0.
-  alignas(64) float zero[kAxisMax];
-  alignas(64) float zero_steps[kAxisMax];  // Z / S.
-  // RowSums of rows, and squared errors: now, and with the S and Z of encode.
-  alignas(64) float wq[kAxisMax];
-  alignas(64) float wqq[kAxisMax];
-  alignas(64) float wx[kAxisMax];
-  alignas(64) float wqx[kAxisMax];
-  alignas(64) float error[kAxisMax];
-  alignas(64) float error_before[kAxisMax];
-  RowScale encoded[kAxisMax];
-  RowScale stored[kAxisMax];
-  alignas(64) std::uint8_t codes[kAxisMax];  // As in EncodeWorkspace, like the next two.
-  alignas(64) std::uint32_t words[kGroupMax * 4 / 32 * kHeadDimMax];
-  alignas(64) float tile[1];
-};
-static_assert(offsetof(RefineWorkspace, tile) <= offsetof(EncodeWorkspace, tile));
 
 }  // namespace kvmill
 

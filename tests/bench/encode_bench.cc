@@ -1,5 +1,7 @@
 // Encode and decode at every SIMD level of this CPU, one core: microseconds per tile, the fastest
-// and the median of the runs, and the ratio to the bound (the two passes per iteration alone).
+// and the median of the runs, and the ratio to the bound (the two passes per iteration alone). Runs
+// of the two encoders alternate, so that what else the machine does falls on both; `more` is the
+// median of what the refined one takes on top, run by run.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -12,6 +14,7 @@
 #include "kernels/decode.h"
 #include "kernels/encode.h"
 #include "kernels/encode_bound.h"
+#include "kernels/refine.h"
 #include "kernels/simd.h"
 
 namespace kvmill {
@@ -25,17 +28,30 @@ struct Times {
 };
 
 template <class Run>
-Times Measure(double milliseconds, const Run& run) {
+double MicrosecondsOf(const Run& run) {
   using Clock = std::chrono::steady_clock;
-  std::vector<double> samples;
+  const auto start = Clock::now();
+  run();
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count() / kTiles;
+}
+
+double Median(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  return samples[samples.size() / 2];
+}
+
+Times TimesOf(const std::vector<double>& samples) {
+  return {*std::min_element(samples.begin(), samples.end()), Median(samples)};
+}
+
+// Calls `sample` until `milliseconds` have passed, once at least.
+template <class Sample>
+void Repeat(double milliseconds, const Sample& sample) {
+  using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   do {
-    const auto start = Clock::now();
-    run();
-    samples.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+    sample();
   } while (std::chrono::duration<double, std::milli>(Clock::now() - begin).count() < milliseconds);
-  std::sort(samples.begin(), samples.end());
-  return {samples.front() / kTiles, samples[samples.size() / 2] / kTiles};
 }
 
 int Main(int argc, char** argv) {
@@ -91,20 +107,32 @@ int Main(int argc, char** argv) {
   const double raw_bytes = static_cast<double>(4 * half_values);
   const auto gb_per_s = [&](double us) { return raw_bytes / us / 1e3; };
   std::printf("%s head_dim %u, %zu tiles\n", name.c_str(), head_dim, kTiles);
-  std::printf("%-10s %10s %10s %8s %8s %8s %10s %10s %8s\n", "simd", "encode_us", "median", "GB/s",
-              "bound_us", "ratio", "decode_us", "median", "GB/s");
+  std::printf("%-10s %10s %10s %8s %8s %8s %10s %10s %8s %10s %10s %8s\n", "simd", "encode_us",
+              "median", "GB/s", "bound_us", "ratio", "refined_us", "median", "more", "decode_us",
+              "median", "GB/s");
   for (const std::string_view simd : CpuSimdNames()) {
     ForceCpuSimd(simd);
-    const Times e = Measure(milliseconds, [&] {
-      EncodeTilesCpu(format, Frame::kModel, encode, absl::MakeSpan(results), scratch);
+    std::vector<double> plain, refined, more, decoded;
+    Repeat(2 * milliseconds, [&] {
+      const auto run = [&](auto encoder) {
+        return MicrosecondsOf(
+            [&] { encoder(format, Frame::kModel, encode, absl::MakeSpan(results), scratch); });
+      };
+      plain.push_back(run(&EncodeTilesCpu));
+      refined.push_back(run(&EncodeRefinedTilesCpu));
+      more.push_back(refined.back() / plain.back() - 1);
     });
+    const Times e = TimesOf(plain), r = TimesOf(refined);
     const double bound = MeasureEncodePassesMicroseconds(format);
-    const Times t =
-        Measure(milliseconds, [&] { DecodeTilesCpu(format, Frame::kModel, decode, scratch); });
-    std::printf("%-10s %10.2f %10.2f %8.2f %8.2f %8.2f %10.2f %10.2f %8.2f\n",
+    Repeat(milliseconds, [&] {
+      decoded.push_back(
+          MicrosecondsOf([&] { DecodeTilesCpu(format, Frame::kModel, decode, scratch); }));
+    });
+    const Times t = TimesOf(decoded);
+    std::printf("%-10s %10.2f %10.2f %8.2f %8.2f %8.2f %10.2f %10.2f %7.1f%% %10.2f %10.2f %8.2f\n",
                 std::string(simd).c_str(), e.fastest_us, e.median_us, gb_per_s(e.fastest_us), bound,
-                bound > 0 ? e.fastest_us / bound : 0, t.fastest_us, t.median_us,
-                gb_per_s(t.fastest_us));
+                bound > 0 ? e.fastest_us / bound : 0, r.fastest_us, r.median_us, 100 * Median(more),
+                t.fastest_us, t.median_us, gb_per_s(t.fastest_us));
   }
   return 0;
 }

@@ -16,8 +16,8 @@ import time
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 PAGE = os.path.join(ROOT, "docs", "quality.md")
-REFINED = ["--methods", "kvarn,refined", "--formats", "k4v2_g128,k2v2_g128,k4v4_g128"]
-POSITIONS = ["fp16", "kvarn", "refined-refit", "turboquant", "kivi-g128"]  # 46 rows would be too many to read.
+REFINED = ["--methods", "kvarn,refinements", "--formats", "k4v2_g128,k2v2_g128,k4v4_g128"]
+POSITIONS = ["fp16", "kvarn", "refined", "turboquant", "kivi-g128"]  # 46 rows would be too many to read.
 # Tables -> (whether they are of KVMILL_EXTRA_DATA, command, arguments). One run prints all tables of a key.
 RUNS = {
     ("shipped",): (False, "error", []),
@@ -27,10 +27,10 @@ RUNS = {
     ("refined shipped",): (False, "error", REFINED),
     ("decode", "decode by position"): (False, "decode", ["--by-position"]),
     ("three bits",): (False, "decode", ["--tasks", "chain-60", "--formats", "k3v2_g128", "--mode", "decode",
-                                        "--methods", "kvarn,refined-refit,hadamard-kivi,kivi-g128,turboquant,kvquant-1pct"]),
-    ("three bits extra",): (True, "error", ["--formats", "k3v2_g128", "--methods", "kvarn,refined-refit,baselines"]),
+                                        "--methods", "kvarn,refined,hadamard-kivi,kivi-g128,turboquant,kvquant-1pct"]),
+    ("three bits extra",): (True, "error", ["--formats", "k3v2_g128", "--methods", "kvarn,refined,baselines"]),
     ("refined tasks",): (False, "decode", ["--tasks", "chain-60,chain-110,retrieval-60,retrieval-100,retrieval-200",
-                                           "--formats", "k4v2_g128", "--mode", "decode", "--methods", "kvarn,refined-refit"]),
+                                           "--formats", "k4v2_g128", "--mode", "decode", "--methods", "kvarn,refined"]),
     ("decode outliers",): (False, "decode", ["--tasks", "chain-60", "--outliers", "--answers", "50", "--mode", "decode"]),
 }
 

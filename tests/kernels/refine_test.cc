@@ -1,50 +1,57 @@
-// Refined records: never further from their input than what encode made, the same T and format, and
-// the cpu implementation as good as the reference at every SIMD level.
+// Refined records: S, Z and codes that stretch what least squares finds, at the T that encode has,
+// and the cpu implementation as good as the reference at every SIMD level.
 //
-// Method: tiles of every kind through the reference encoder, then refined; errors are those of
-// decoded tiles in the rotated frame.
+// Method: tiles of every kind through both algorithms; errors are those of decoded tiles, in the
+// model's frame, products those of decoded and original values.
 #include "kernels/refine.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
-#include "kernels/refine_row.h"
+#include "kernels/refine_reference.h"
 #include "tests/kernels/tile_inputs.h"
 
 namespace kvmill {
 namespace {
 
-using RefineFunction = decltype(&RefineTilesReference);
-
-// What `with` makes of a record.
-std::vector<std::byte> Refine(RefineFunction with, const TileFormat& format, const TileInput& input,
-                              std::vector<std::byte> record, Frame frame = Frame::kModel,
-                              EncodeResult result = EncodeResult::kTile) {
-  const auto* k_page = reinterpret_cast<const std::byte*>(input.k.data());
-  const auto* v_page = reinterpret_cast<const std::byte*>(input.v.data());
-  const std::ptrdiff_t stride = std::ptrdiff_t{2} * format.head_dim;
-  EncodeArgs args;
-  args.k = {&k_page, 0, format.group, stride, 2, input.dtype};
-  args.v = {&v_page, 0, format.group, stride, 2, input.dtype};
-  args.record = record.data();
-  Scratch scratch(EncodeScratchBytes(format));
-  with(format, frame, {&args, 1}, {&result, 1}, scratch.span());
-  return record;
+// The implementation with the refined encoder in place of its own.
+Implementation Refining(Implementation with) {
+  with.encode = with.simd.empty() ? EncodeRefinedTilesReference : EncodeRefinedTilesCpu;
+  return with;
 }
 
-struct Errors {
-  double k = 0, v = 0;
+// Of one half of a decoded tile.
+struct Fidelity {
+  double error = 0;  // Relative.
+  double share = 0;  // The product with the values / their square.
 };
-Errors ErrorsOf(const TileFormat& format, const TileInput& input,
-                const std::vector<std::byte>& record, Frame frame = Frame::kModel) {
-  const Decoded tile = Decode(ReferenceImplementation(), format, record, frame);
-  const auto floats = [&](const std::vector<std::uint16_t>& values) {
-    std::vector<float> out;
-    for (const std::uint16_t bits : values) out.push_back(ToFloat(bits, input.dtype));
-    return out;
-  };
-  return {RelativeError(tile.k, floats(input.k)), RelativeError(tile.v, floats(input.v))};
+Fidelity FidelityOf(const std::vector<float>& got, const std::vector<std::uint16_t>& bits,
+                    DType dtype) {
+  std::vector<float> values;
+  for (const std::uint16_t b : bits) values.push_back(ToFloat(b, dtype));
+  double product = 0, square = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    product += static_cast<double>(got[i]) * static_cast<double>(values[i]);
+    square += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  }
+  return {RelativeError(got, values), square > 0 ? product / square : 1};
+}
+
+struct Outcome {
+  Encoded encoded;
+  Fidelity k, v;
+};
+Outcome OutcomeOf(const Implementation& with, const TileFormat& format, const TileInput& input,
+                  Frame frame = Frame::kModel) {
+  Outcome out;
+  out.encoded = Encode(with, format, input, frame);
+  if (out.encoded.result != EncodeResult::kTile) return out;
+  const Decoded tile = Decode(ReferenceImplementation(), format, out.encoded.record, frame);
+  out.k = FidelityOf(tile.k, input.k, input.dtype);
+  out.v = FidelityOf(tile.v, input.v, input.dtype);
+  return out;
 }
 
 bool SameBytes(const std::vector<std::byte>& a, const std::vector<std::byte>& b, std::size_t from,
@@ -53,29 +60,93 @@ bool SameBytes(const std::vector<std::byte>& a, const std::vector<std::byte>& b,
 }
 
 TEST(RefineTest, AFitGoesThroughPointsThatLieOnALine) {
-  RowSums sums;
-  for (const double q : {0.0, 1.0, 1.0, 3.0}) {
-    const double t = q + 0.5, x = (2 * q + 1) * t;
-    sums.w += t * t;
-    sums.wq += t * t * q;
-    sums.wqq += t * t * q * q;
-    sums.wx += t * x;
-    sums.wqx += t * x * q;
+  float codes[] = {0, 1, 1, 3}, across[4], values[4];
+  for (std::size_t i = 0; i < 4; ++i) {
+    across[i] = codes[i] + 0.5f;
+    values[i] = (2 * codes[i] + 1) * across[i];
   }
-  RowScale row;
-  ASSERT_TRUE(FitRow(sums, row));
-  EXPECT_EQ(Float16ToFloat(row.scale), 2);
-  EXPECT_EQ(Float16ToFloat(row.zero), 1);
-  // All codes the same: nothing to fit.
-  row = {7, 8};
-  EXPECT_FALSE(FitRow({4, 8, 16, 4, 8}, row));
+  RefineRow row{values, across, 4, 3, codes, 7, 8};
+  FitReference(row);
+  EXPECT_EQ(row.scale, 2);
+  EXPECT_EQ(row.zero, 1);
+  RecodeReference(row);
+  EXPECT_EQ(codes[3], 3);
+  StretchReference(row);  // Nothing is short.
+  EXPECT_EQ(row.scale, 2);
+  EXPECT_EQ(row.zero, 1);
   // Too large for fp16.
-  EXPECT_FALSE(FitRow({4, 2, 2, 2e5, 2e5}, row));
-  EXPECT_EQ(row.scale, 7);
-  EXPECT_EQ(row.zero, 8);
+  for (float& value : values) value *= 40000;
+  FitReference(row);
+  EXPECT_EQ(row.scale, 2);
+  // All codes the same: nothing to fit.
+  std::fill_n(codes, 4, 2.0f);
+  for (float& value : values) value /= 20000;
+  FitReference(row);
+  StretchReference(row);
+  EXPECT_EQ(row.scale, 2);
+  EXPECT_EQ(row.zero, 1);
 }
 
-TEST(RefineTest, NoTileGetsWorseAndEveryLevelIsAsGoodAsTheReference) {
+TEST(RefineTest, StretchingTakesBackWhatLeastSquaresShortens) {
+  float codes[] = {0, 1, 1, 2}, across[] = {1, 1, 2, 1}, values[] = {-1, 1.5, 1.5, 3};
+  RefineRow row{values, across, 4, 3, codes, 1, 0};
+  // Of the row: sum of decoded times value, less the means'; weights T^2.
+  const auto product = [&] {
+    const RefineMoments m = MomentsOf(row);
+    return static_cast<double>(row.scale) * m.covariance / m.var_y;
+  };
+  FitReference(row);
+  EXPECT_LT(product(), 0.99);
+  StretchReference(row);
+  EXPECT_NEAR(product(), 1, 1e-6);
+  const RefineMoments m = MomentsOf(row);
+  EXPECT_NEAR(static_cast<double>(row.scale) * m.mean_q + static_cast<double>(row.zero), m.mean_y,
+              1e-6);
+  // Codes that have little to do with the values are left.
+  float noise[] = {-1, 9, -9, 1.2f};
+  row.values = noise;
+  row.scale = 1;
+  row.zero = 0.25f;
+  StretchReference(row);
+  EXPECT_EQ(row.scale, 1);
+  EXPECT_EQ(row.zero, 0.25f);
+}
+
+TEST(RefineTest, NoFitMakesARowWorse) {
+  for (const InputKind kind : kInputKinds) {
+    SCOPED_TRACE(ToString(kind));
+    const TileInput input = MakeInput({2, 2, 128, 128}, kind, DType::kFloat16, 7);
+    std::vector<float> across(128, 1.0f), values(128), codes(128);
+    for (std::size_t r = 0; r < 128; ++r) {
+      for (std::size_t c = 0; c < 128; ++c) {
+        across[c] = 0.75f + static_cast<float>(c % 7);
+        values[c] = ToFloat(input.k[r * 128 + c], input.dtype);
+      }
+      RefineRow row{values.data(), across.data(), 128, 3, codes.data(), 0.5f, -1.0f};
+      const auto error = [&] {
+        double sum = 0;
+        for (std::size_t c = 0; c < 128; ++c) {
+          const double moved =
+              static_cast<double>((codes[c] * row.scale + row.zero) * across[c] - values[c]);
+          sum += moved * moved;
+        }
+        return sum;
+      };
+      RecodeReference(row);
+      double before = error();
+      for (int fit = 0; fit < 3; ++fit) {
+        FitReference(row);
+        const double fitted = error();
+        ASSERT_LE(fitted, before * (1 + 1e-5) + 1e-9) << "row " << r;
+        RecodeReference(row);
+        before = error();
+        ASSERT_LE(before, fitted * (1 + 1e-5) + 1e-9) << "row " << r;
+      }
+    }
+  }
+}
+
+TEST(RefineTest, EveryLevelIsAsGoodAsTheReferenceAndKeepsTAndResults) {
   int tiles = 0;
   for (std::size_t i = 0; i < kTileFormatCount; ++i) {
     const TileFormat format = TileFormatAt(i);
@@ -86,28 +157,33 @@ TEST(RefineTest, NoTileGetsWorseAndEveryLevelIsAsGoodAsTheReference) {
       SCOPED_TRACE(ToString(format) + " d" + std::to_string(format.head_dim) + " " +
                    ToString(kind));
       const TileInput input = MakeInput(format, kind, dtype, 5);
-      const Encoded encoded = Encode(ReferenceImplementation(), format, input);
-      if (encoded.result != EncodeResult::kTile) continue;
+      const Outcome plain = OutcomeOf(ReferenceImplementation(), format, input);
+      const Outcome want = OutcomeOf(Refining(ReferenceImplementation()), format, input);
+      ASSERT_EQ(want.encoded.result, plain.encoded.result);
+      if (plain.encoded.result != EncodeResult::kTile) continue;
       ++tiles;
-      const Errors before = ErrorsOf(format, input, encoded.record);
-      const auto refined = Refine(RefineTilesReference, format, input, encoded.record);
-      const Errors want = ErrorsOf(format, input, refined);
-      // Rounding S and Z to fp16 can take a little of what a fit won.
-      EXPECT_LE(want.k, before.k * 1.001 + 1e-7);
-      EXPECT_LE(want.v, before.v * 1.001 + 1e-7);
-      EXPECT_TRUE(SameBytes(refined, encoded.record, at.k_token, at.v_codes - at.k_token));
-      EXPECT_TRUE(SameBytes(refined, encoded.record, at.v_channel, at.v_scale - at.v_channel));
-      // A token that outweighs all others is left with what S and Z are rounded by.
+      // Stretching costs less than what the fits win, but for rows that had nothing to win.
+      EXPECT_LE(want.k.error, plain.k.error * 1.01 + 1e-7);
+      EXPECT_LE(want.v.error, plain.v.error * 1.01 + 1e-7);
+      EXPECT_NEAR(want.k.share, 1, 0.01);
+      EXPECT_NEAR(want.v.share, 1, 0.01);
+      // A token that outweighs all others is left with what S, Z and T are rounded by.
       const double slack = kind == InputKind::kHugeToken ? 0.3 : 0.01;
       for (const Implementation& cpu : CpuImplementations()) {
         SCOPED_TRACE(cpu.name);
         cpu.Select();
-        const auto got = Refine(RefineTilesCpu, format, input, encoded.record);
-        const Errors errors = ErrorsOf(format, input, got);
-        EXPECT_NEAR(errors.k, want.k, slack * want.k + 1e-7);
-        EXPECT_NEAR(errors.v, want.v, slack * want.v + 1e-7);
-        EXPECT_TRUE(SameBytes(got, encoded.record, at.k_token, at.v_codes - at.k_token));
-        EXPECT_TRUE(SameBytes(got, encoded.record, at.v_channel, at.v_scale - at.v_channel));
+        const Outcome kvarn = OutcomeOf(cpu, format, input);
+        const Outcome got = OutcomeOf(Refining(cpu), format, input);
+        ASSERT_EQ(got.encoded.result, kvarn.encoded.result);
+        ASSERT_EQ(got.encoded.result, EncodeResult::kTile);
+        EXPECT_NEAR(got.k.error, want.k.error, slack * want.k.error + 1e-7);
+        EXPECT_NEAR(got.v.error, want.v.error, slack * want.v.error + 1e-7);
+        EXPECT_NEAR(got.k.share, want.k.share, 2e-3);
+        EXPECT_NEAR(got.v.share, want.v.share, 2e-3);
+        const auto& a = got.encoded.record;
+        const auto& b = kvarn.encoded.record;
+        EXPECT_TRUE(SameBytes(a, b, at.k_token, at.v_codes - at.k_token));
+        EXPECT_TRUE(SameBytes(a, b, at.v_channel, at.v_scale - at.v_channel));
       }
       ForceCpuSimd("");
     }
@@ -117,48 +193,38 @@ TEST(RefineTest, NoTileGetsWorseAndEveryLevelIsAsGoodAsTheReference) {
 
 TEST(RefineTest, TwoBitsWinTheMost) {
   const TileInput input = MakeInput({2, 2, 128, 128}, InputKind::kGaussian, DType::kFloat16, 9);
-  for (const RefineFunction refine : {&RefineTilesReference, &RefineTilesCpu}) {
+  for (const Implementation& with : {ReferenceImplementation(), CpuImplementations().front()}) {
     for (const Frame frame : {Frame::kModel, Frame::kRotated}) {
-      TileFormat format{2, 2, 128, 128};
-      Encoded encoded = Encode(ReferenceImplementation(), format, input, frame);
-      Errors before = ErrorsOf(format, input, encoded.record, frame);
-      Errors after =
-          ErrorsOf(format, input, Refine(refine, format, input, encoded.record, frame), frame);
-      EXPECT_LT(after.k, 0.85 * before.k);
-      EXPECT_LT(after.v, 0.85 * before.v);
-      format = {4, 4, 128, 128};
-      encoded = Encode(ReferenceImplementation(), format, input, frame);
-      before = ErrorsOf(format, input, encoded.record, frame);
-      after = ErrorsOf(format, input, Refine(refine, format, input, encoded.record, frame), frame);
-      EXPECT_LT(after.k, 0.99 * before.k);
-      EXPECT_LT(after.v, 0.99 * before.v);
+      SCOPED_TRACE(with.name);
+      with.Select();
+      Outcome before = OutcomeOf(with, {2, 2, 128, 128}, input, frame);
+      Outcome after = OutcomeOf(Refining(with), {2, 2, 128, 128}, input, frame);
+      EXPECT_LT(after.k.error, 0.85 * before.k.error);
+      EXPECT_LT(after.v.error, 0.85 * before.v.error);
+      EXPECT_NEAR(after.k.share, 1, 2e-3);
+      EXPECT_NEAR(after.v.share, 1, 2e-3);
+      before = OutcomeOf(with, {4, 4, 128, 128}, input, frame);
+      after = OutcomeOf(Refining(with), {4, 4, 128, 128}, input, frame);
+      EXPECT_LT(after.k.error, 0.99 * before.k.error);
+      EXPECT_LT(after.v.error, 0.99 * before.v.error);
     }
   }
-}
-
-TEST(RefineTest, WhatIsNoTileIsLeftAlone) {
-  const TileFormat format{4, 2, 64, 64};
-  const TileInput input = MakeInput(format, InputKind::kGaussian, DType::kFloat16, 3);
-  const std::vector<std::byte> record = Encode(ReferenceImplementation(), format, input).record;
-  for (const RefineFunction refine : {&RefineTilesReference, &RefineTilesCpu}) {
-    for (const EncodeResult result : {EncodeResult::kRaw, EncodeResult::kNonFinite}) {
-      EXPECT_EQ(Refine(refine, format, input, record, Frame::kModel, result), record);
-    }
-    EXPECT_NE(Refine(refine, format, input, record), record);
-  }
+  ForceCpuSimd("");
 }
 
 TEST(RefineTest, ConstantRowsKeepTheirZero) {
   const TileFormat format{4, 2, 128, 64};
   const TileInput input = MakeInput(format, InputKind::kConstant, DType::kFloat16, 1);
-  const Encoded encoded = Encode(ReferenceImplementation(), format, input);
-  ASSERT_EQ(encoded.result, EncodeResult::kTile);
-  for (const RefineFunction refine : {&RefineTilesReference, &RefineTilesCpu}) {
-    const Errors after = ErrorsOf(format, input, Refine(refine, format, input, encoded.record));
-    const Errors before = ErrorsOf(format, input, encoded.record);
-    EXPECT_LE(after.k, before.k + 1e-7);
-    EXPECT_LE(after.v, before.v + 1e-7);
+  for (const Implementation& with : {ReferenceImplementation(), CpuImplementations().front()}) {
+    SCOPED_TRACE(with.name);
+    with.Select();
+    const Outcome before = OutcomeOf(with, format, input);
+    const Outcome after = OutcomeOf(Refining(with), format, input);
+    ASSERT_EQ(after.encoded.result, EncodeResult::kTile);
+    EXPECT_LE(after.k.error, before.k.error + 1e-7);
+    EXPECT_LE(after.v.error, before.v.error + 1e-7);
   }
+  ForceCpuSimd("");
 }
 
 }  // namespace
