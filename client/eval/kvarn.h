@@ -57,8 +57,8 @@ KvarnHalf EncodeKvarnHalf(Half half, absl::Span<const float> block, std::uint32_
                           std::uint32_t head_dim, std::uint32_t bits, const KvarnOptions& options);
 
 // EncodeTilesCpu, with kRefined EncodeRefinedTilesCpu, and DecodeTileToFloatCpu, the other half of
-// each tile being zero. A half that a tile cannot hold is raw by itself, where kvmilld keeps both halves
-// of such a head.
+// each tile being zero. A half that a tile cannot hold is raw by itself, where kvmilld keeps both
+// halves of such a head.
 std::unique_ptr<Quantizer> MakeKvarn(const TileFormat& format,
                                      Algorithm algorithm = Algorithm::kKvarn);
 

@@ -221,7 +221,7 @@ TEST_F(TicketTableTest, WhatEndedCountsForNobody) {
   Open({.tickets_max = 4, .blocks_max = 100});
   for (int i = 0; i < 3; ++i) {
     TicketTable::Request request = RequestOf({BlockNamed("a")});
-    request.tenant = "x";
+    request.tenant = std::string("x");
     const auto ticket = table_->Create(request);
     ASSERT_TRUE(ticket.ok()) << ticket.status();
     EXPECT_TRUE(absl::IsResourceExhausted(table_->Create(request).status()));
