@@ -124,7 +124,9 @@ TEST_F(ClusterTenantsTest, WhatComesFromOtherNodesCountsForTheQuota) {
   const auto stored = QuotaOn("a", "team-b");
   ASSERT_TRUE(stored.has_value());
   ASSERT_GT(stored->used_bytes, 2 * kHard) << "or there is nothing to see";
-  Until([&] { return HitsOn("b", "team-b") == kBlocks; });
+  // No more is promised than there is room for.
+  Until([&] { return HitsOn("b", "team-b") > 0; });
+  EXPECT_LT(HitsOn("b", "team-b"), kBlocks);
   Until([&] {
     FetchOn("b", "team-b");
     const auto use = QuotaOn("b", "team-b");

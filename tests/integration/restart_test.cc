@@ -76,11 +76,11 @@ TEST_F(RestartTest, WithoutADaemonEverythingIsAMissAndNothingIsStored) {
   const auto engine = ConnectEngine();
   const auto ns = engine->OpenNamespace("n", SmallSpec());
   ASSERT_TRUE(ns.ok()) << ns.status();
-  Sequence sequence(SmallSpec(), 3 * 64, 5);
+  Sequence sequence(SmallSpec(), 3 * 64, 5), other(SmallSpec(), 64, 6);
   ASSERT_EQ(Put(*ns, "s", sequence, true).blocks_stored, 3u);
-  EnginePages pages(SmallSpec(), 12, false, 0, 2, nullptr);
+  EnginePages pages(SmallSpec(), 4, false, 0, 2, nullptr);
   const BlockList list(SmallSpec(), "p", 64, {0, 1, 2, 3});
-  pages.FillAll(sequence, list.pages);
+  pages.FillAll(other, list.pages);
   const std::uint64_t registration = Register(*engine, *ns, pages);
   ASSERT_TRUE(WaitForHits(*engine, *ns, KeysOf("s", 3), 3));
   const auto before = engine->Map(*ns, KeysOf("s", 3), {.lease = absl::Seconds(60)});
