@@ -272,8 +272,8 @@ TEST_F(TicketRedeemTest, WhatCannotBeOrIsOfAnotherNamespaceEndsIt) {
   EXPECT_TRUE(health_.Paused(MemberNamed("prefill")));
   Start(&stranger, 60, 2, 4);
   world_.Answer(FirstNews({}));
-  EXPECT_TRUE(absl::IsFailedPrecondition(stranger.outcome.status));
-  EXPECT_EQ(world_.acknowledgements, 2);
+  EXPECT_EQ(stranger.outcome.status, NoSuchTicketError());
+  EXPECT_EQ(world_.acknowledgements, 1) << "it is not his to end";
   ExpectNothing();
 }
 
