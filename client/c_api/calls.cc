@@ -51,6 +51,22 @@ struct FetchInputs final : Inputs {
   std::unique_ptr<FetchOutputs> outputs;
 };
 
+// By one of the two ways that Client has.
+template <typename Open>
+kvmill_code OpenNamespace(Open open, kvmill_client* client, const char* name,
+                          const kvmill_namespace_spec* spec, const kvmill_call_options* call,
+                          kvmill_queue* queue, uint64_t tag) {
+  return Guard([&]() -> absl::Status {
+    if (name == nullptr) return Null("name");
+    KVMILL_ASSIGN_OR_RETURN(const NamespaceSpec to, SpecOf(spec));
+    KVMILL_ASSIGN_OR_RETURN(Operation operation,
+                            Operation::Prepare(KVMILL_OPEN_NAMESPACE, client, call, queue, tag));
+    return operation.Start<ClientNamespace>([&](const CallOptions& options, auto done) {
+      (client->client.get()->*open)(name, to, options, std::move(done));
+    });
+  });
+}
+
 }  // namespace
 }  // namespace kvmill::c_api
 
@@ -105,30 +121,14 @@ kvmill_code kvmill_open_namespace(kvmill_client* client, const char* name,
                                   const kvmill_namespace_spec* spec,
                                   const kvmill_call_options* call, kvmill_queue* queue,
                                   uint64_t tag) {
-  return Guard([&]() -> absl::Status {
-    if (name == nullptr) return Null("name");
-    KVMILL_ASSIGN_OR_RETURN(const NamespaceSpec to, SpecOf(spec));
-    KVMILL_ASSIGN_OR_RETURN(Operation operation,
-                            Operation::Prepare(KVMILL_OPEN_NAMESPACE, client, call, queue, tag));
-    return operation.Start<ClientNamespace>([&](const CallOptions& options, auto done) {
-      client->client->OpenNamespaceAsync(name, to, options, std::move(done));
-    });
-  });
+  return OpenNamespace(&Client::OpenNamespaceAsync, client, name, spec, call, queue, tag);
 }
 
 kvmill_code kvmill_open_namespace_or_fallback(kvmill_client* client, const char* name,
                                               const kvmill_namespace_spec* spec,
                                               const kvmill_call_options* call, kvmill_queue* queue,
                                               uint64_t tag) {
-  return Guard([&]() -> absl::Status {
-    if (name == nullptr) return Null("name");
-    KVMILL_ASSIGN_OR_RETURN(const NamespaceSpec to, SpecOf(spec));
-    KVMILL_ASSIGN_OR_RETURN(Operation operation,
-                            Operation::Prepare(KVMILL_OPEN_NAMESPACE, client, call, queue, tag));
-    return operation.Start<ClientNamespace>([&](const CallOptions& options, auto done) {
-      client->client->OpenNamespaceOrFallbackAsync(name, to, options, std::move(done));
-    });
-  });
+  return OpenNamespace(&Client::OpenNamespaceOrFallbackAsync, client, name, spec, call, queue, tag);
 }
 
 kvmill_code kvmill_find_namespace(kvmill_client* client, const char* name,

@@ -299,6 +299,20 @@ class ReplicationTest : public ::testing::Test {
     }
     return runs;
   }
+  // Of node-1, which has a run of this node whose list has no end: what it says of that, and said.
+  Announcement AnnounceEndless(std::uint32_t blocks) {
+    Make(1);
+    SetView({Node(0), Node(1)});
+    const auto mine = RunsWhere(1, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
+    peers_.scripts["node-1"].sequences = kSequences;
+    peers_.scripts["node-1"].endless = true;
+    Announced(1, mine);
+    Announcement said = {HashOf(mine[0]), SketchOf(mine[0], kSequences, false)};
+    said.sketch.blocks = blocks;
+    said.sketch.sum ^= 1;
+    pointers_.Announced(Node(1), {said});
+    return said;
+  }
   void Run(std::int64_t nanos) {
     events_.RunUntil(events_.now() + nanos, [] {});
   }

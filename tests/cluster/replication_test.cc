@@ -188,16 +188,7 @@ TEST_F(ReplicationTest, BlocksOfSequencesThatPartAreCopiedFromWhoeverHasThem) {
 }
 
 TEST_F(ReplicationTest, AListWithoutAnEndEnds) {
-  Make(1);
-  SetView({Node(0), Node(1)});
-  const auto mine = RunsWhere(1, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
-  peers_.scripts["node-1"].sequences = {0, 1, 2, 3};
-  peers_.scripts["node-1"].endless = true;
-  Announced(1, mine);
-  Announcement said = {HashOf(mine[0]), SketchOf(mine[0], kSequences, false)};
-  said.sketch.blocks = kRunListMax - 1;
-  said.sketch.sum ^= 1;
-  pointers_.Announced(Node(1), {said});
+  AnnounceEndless(kRunListMax - 1);
   for (int i = 0; i < 600 && health_.paused_count() == 0; ++i) Run(100 * kSimMs);
   EXPECT_EQ(health_.paused_count(), 1u) << "it lied";
   EXPECT_GT(peers_.made_up, kRunListMax - 2 * kListKeysMax);
@@ -206,16 +197,7 @@ TEST_F(ReplicationTest, AListWithoutAnEndEnds) {
 
 // Nobody can announce more: thousands of sequences that part behind one short prompt.
 TEST_F(ReplicationTest, ARunOfMoreBlocksThanAreAnnouncedIsNoLie) {
-  Make(1);
-  SetView({Node(0), Node(1)});
-  const auto mine = RunsWhere(1, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
-  peers_.scripts["node-1"].sequences = {0, 1, 2, 3};
-  peers_.scripts["node-1"].endless = true;
-  Announced(1, mine);
-  Announcement said = {HashOf(mine[0]), SketchOf(mine[0], kSequences, false)};
-  said.sketch.blocks = kRunListMax;
-  said.sketch.sum ^= 1;
-  pointers_.Announced(Node(1), {said});
+  AnnounceEndless(kRunListMax);
   for (int i = 0; i < 600 && replicator_->queued() > 0; ++i) Run(100 * kSimMs);
   EXPECT_EQ(replicator_->queued(), 0u);
   EXPECT_EQ(health_.paused_count(), 0u);
@@ -227,19 +209,11 @@ TEST_F(ReplicationTest, ARunOfMoreBlocksThanAreAnnouncedIsNoLie) {
 }
 
 TEST_F(ReplicationTest, ALongListRestsBeforeTheNextOneOfItsRun) {
-  Make(1);
-  SetView({Node(0), Node(1)});
-  const auto mine = RunsWhere(1, [&](std::size_t run) { return HomeOf(run, 0) == "node-0"; });
-  peers_.scripts["node-1"].sequences = {0, 1, 2, 3};
-  peers_.scripts["node-1"].endless = true;
-  Announcement said = {HashOf(mine[0]), SketchOf(mine[0], kSequences, false)};
-  said.sketch.blocks = kRunListMax;
-  Announced(1, mine);
-  pointers_.Announced(Node(1), {said});
+  Announcement said = AnnounceEndless(kRunListMax);
   for (int i = 0; i < 600 && replicator_->queued() > 0; ++i) Run(100 * kSimMs);
   ASSERT_EQ(replicator_->queued(), 0u);
   const std::uint64_t looked_at = peers_.made_up;
-  said.sketch.sum ^= 1;  // One more prompt.
+  said.sketch.sum ^= 2;  // One more prompt.
   pointers_.Announced(Node(1), {said});
   replicator_->Announced({said});
   EXPECT_EQ(replicator_->queued(), 1u) << "it waits, and is not forgotten";
