@@ -271,7 +271,7 @@ typedef struct kvmill_namespace_spec {
   const char* hash_scheme; /* How the engine makes block keys. */
   uint32_t source_dtype;   /* KVMILL_FLOAT16 or KVMILL_BFLOAT16. */
   uint32_t block_tokens;   /* 64 or 128; 0: 128. */
-  uint32_t key_bits;       /* 2 or 4; 0: 4. */
+  uint32_t key_bits;       /* 2, 3 or 4; 0: 4. */
   uint32_t value_bits;     /* 2 or 4; 0: 2. */
   uint32_t frame;          /* KVMILL_FRAME_... of what is stored and fetched. */
   uint32_t sink_blocks;    /* First blocks of a sequence that stay in 16 bits. */

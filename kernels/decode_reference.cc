@@ -14,8 +14,8 @@ void DecodeKeys(const TileFormat& format, Frame frame, const std::byte* record, 
   for (std::size_t t = 0; t < format.group; ++t) {
     const float across = Float16At(record + layout.k_token, t);
     for (std::size_t d = 0; d < format.head_dim; ++d) {
-      const auto q =
-          static_cast<float>(CodeAt(record + layout.k_codes + d * row_bytes, t, format.key_bits));
+      const auto q = static_cast<float>(
+          CodeAt(record + layout.k_codes + d * row_bytes, t, format.key_bits, format.group));
       const float scale = Float16At(record + layout.k_scale, d);
       const float zero = Float16At(record + layout.k_zero, d);
       out[t * format.head_dim + d] = (q * scale + zero) * across;
@@ -31,8 +31,8 @@ void DecodeValues(const TileFormat& format, Frame frame, const std::byte* record
     const float scale = Float16At(record + layout.v_scale, t);
     const float zero = Float16At(record + layout.v_zero, t);
     for (std::size_t d = 0; d < format.head_dim; ++d) {
-      const auto q =
-          static_cast<float>(CodeAt(record + layout.v_codes + t * row_bytes, d, format.value_bits));
+      const auto q = static_cast<float>(
+          CodeAt(record + layout.v_codes + t * row_bytes, d, format.value_bits, format.head_dim));
       const float across = Float16At(record + layout.v_channel, d);
       out[t * format.head_dim + d] = (q * scale + zero) * across;
     }

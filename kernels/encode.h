@@ -62,7 +62,7 @@ void EncodeTilesCpu(const TileFormat& format, Frame frame, absl::Span<const Enco
 // records, and the lists of page pointers) must be readable and writable; it stays so until the
 // stream has got there. Enqueues one kernel: no allocation, no synchronization, legal while the
 // stream is captured into a graph. INVALID_ARGUMENT for a bad format, INTERNAL when the launch
-// fails, UNIMPLEMENTED in builds without CUDA.
+// fails, UNIMPLEMENTED in builds without CUDA and for 3-bit keys (kernels/cuda_formats.h).
 absl::Status EncodeTilesCuda(const TileFormat& format, Frame frame, const EncodeArgs* tiles,
                              std::size_t tile_count, EncodeResult* results, CUstream_st* stream);
 

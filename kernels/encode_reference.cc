@@ -161,7 +161,7 @@ bool EncodeHalf(const Half& h, Algorithm algorithm) {
       PutFloat16(h.zero, r, FloatToFloat16(row.zero));
     }
     for (std::size_t c = 0; c < h.cols; ++c) {
-      PutCode(h.codes + r * row_bytes, c, h.bits, static_cast<std::uint32_t>(codes[c]));
+      PutCode(h.codes + r * row_bytes, c, h.bits, h.cols, static_cast<std::uint32_t>(codes[c]));
     }
   }
   // As a product, so that 0/0 counts as 0.

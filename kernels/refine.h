@@ -26,16 +26,11 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "kernels/algorithm.h"
 #include "kernels/encode.h"
 #include "kernels/tile_format.h"
 
 namespace kvmill {
-
-// What an encoder does to find codes, scales and zeros. The format is the same.
-enum class Algorithm : std::uint8_t {
-  kKvarn,    // EncodeTiles*: bits that golden tiles pin down.
-  kRefined,  // EncodeRefinedTiles*.
-};
 
 inline constexpr int kRefineFits = 2;
 
@@ -55,6 +50,11 @@ void EncodeRefinedTilesReference(const TileFormat& format, Frame frame,
 void EncodeRefinedTilesCpu(const TileFormat& format, Frame frame,
                            absl::Span<const EncodeArgs> tiles, absl::Span<EncodeResult> results,
                            absl::Span<std::byte> scratch);
+
+// EncodeTilesCpu, or what takes its place.
+constexpr decltype(&EncodeTilesCpu) CpuEncoderOf(Algorithm algorithm) {
+  return algorithm == Algorithm::kRefined ? &EncodeRefinedTilesCpu : &EncodeTilesCpu;
+}
 
 }  // namespace kvmill
 

@@ -6,7 +6,8 @@
 namespace kvmill {
 namespace {
 
-constexpr std::uint8_t kBits[] = {2, 4};
+constexpr std::uint8_t kKeyBits[] = {2, 3, 4};
+constexpr std::uint8_t kValueBits[] = {2, 4};
 constexpr std::uint16_t kGroups[] = {64, 128};
 constexpr std::uint16_t kHeadDims[] = {64, 128, 256};
 
@@ -21,16 +22,16 @@ bool IsOneOf(T value, const T (&allowed)[N]) {
 absl::Status BadName(std::string_view name) {
   return absl::InvalidArgumentError(
       absl::StrCat("format \"", absl::string_view(name.data(), name.size()),
-                   "\": want k{2,4}v{2,4}_g{64,128}, for example k4v2_g128"));
+                   "\": want k{2,3,4}v{2,4}_g{64,128}, for example k4v2_g128"));
 }
 
 }  // namespace
 
 absl::Status ValidateTileFormat(const TileFormat& f) {
-  if (!IsOneOf(f.key_bits, kBits)) {
-    return absl::InvalidArgumentError(absl::StrCat("key_bits ", f.key_bits, ": want 2 or 4"));
+  if (!IsOneOf(f.key_bits, kKeyBits)) {
+    return absl::InvalidArgumentError(absl::StrCat("key_bits ", f.key_bits, ": want 2, 3 or 4"));
   }
-  if (!IsOneOf(f.value_bits, kBits)) {
+  if (!IsOneOf(f.value_bits, kValueBits)) {
     return absl::InvalidArgumentError(absl::StrCat("value_bits ", f.value_bits, ": want 2 or 4"));
   }
   if (!IsOneOf(f.group, kGroups)) {
@@ -77,11 +78,14 @@ std::string ToString(const TileFormat& f) {
 }
 
 TileFormat TileFormatAt(std::size_t index) {
+  constexpr std::size_t kWithoutThree = 24;
+  const bool three = index >= kWithoutThree;
+  const std::size_t rest = three ? index - kWithoutThree : index / 2;
   TileFormat f;
-  f.key_bits = kBits[index % 2];
-  f.value_bits = kBits[index / 2 % 2];
-  f.group = kGroups[index / 4 % 2];
-  f.head_dim = kHeadDims[index / 8 % 3];
+  f.key_bits = three ? 3 : index % 2 == 0 ? 2 : 4;
+  f.value_bits = kValueBits[rest % 2];
+  f.group = kGroups[rest / 2 % 2];
+  f.head_dim = kHeadDims[rest / 4 % 3];
   return f;
 }
 

@@ -6,8 +6,9 @@
 //   K codes | K S[D] | K Z[D] | K T[G] | V codes | V T[D] | V S[G] | V Z[G]
 //
 // K codes are [D channels][G tokens], V codes [G tokens][D channels]; 8/bits codes per byte along
-// the last dimension, low bits first. S (scale), Z (zero) and T (the other axis) are fp16,
-// little-endian. The value of a code q is
+// the last dimension, low bits first. With 3 bits a row is its codes' low two bits, packed as codes
+// of 2 bits are, then their high bits, 8 per byte, low bits first. S (scale), Z (zero) and T (the
+// other axis) are fp16, little-endian. The value of a code q is
 //
 //   K[d,t] = (q * S[d] + Z[d]) * T[t]          V[t,d] = (q * S[t] + Z[t]) * T[d]
 //
@@ -31,7 +32,7 @@ inline constexpr std::uint32_t kGroupMax = 128;
 
 // A value type: two formats are the same when their four numbers are.
 struct TileFormat {
-  std::uint8_t key_bits = 4;     // 2 or 4.
+  std::uint8_t key_bits = 4;     // 2, 3 or 4.
   std::uint8_t value_bits = 2;   // 2 or 4.
   std::uint16_t group = 128;     // Tokens of a tile, G: 64 or 128.
   std::uint16_t head_dim = 128;  // Channels of a head, D: 64, 128 or 256.
@@ -84,8 +85,9 @@ absl::StatusOr<TileFormat> ParseTileFormat(std::string_view name, std::uint32_t 
 // "k4v2_g128": without head_dim, the form that ParseTileFormat reads.
 std::string ToString(const TileFormat& format);
 
-// Every supported format, for tests and tables: 4 bit pairs x 2 groups x 3 head_dims.
-constexpr std::size_t kTileFormatCount = 24;
+// Every supported format, for tests and tables: 6 bit pairs x 2 groups x 3 head_dims; those with
+// 3-bit keys come last.
+constexpr std::size_t kTileFormatCount = 36;
 TileFormat TileFormatAt(std::size_t index);  // index < kTileFormatCount.
 
 }  // namespace kvmill

@@ -154,7 +154,7 @@ void PerPeer(const Source& s, MetricFamily* out, Value value) {
 void PerFormat(const std::array<std::uint64_t, kFormatNameCount>& values, MetricFamily* out) {
   for (std::size_t i = 0; i < kFormatNameCount; ++i) {
     // A format appears with its first block; the two families agree in which ones they show.
-    if (values[i] > 0) Add(out, values[i], {{"format", ToString(TileFormatAt(i))}});
+    if (values[i] > 0) Add(out, values[i], {{"format", ToString(FormatOfName(i))}});
   }
 }
 

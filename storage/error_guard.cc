@@ -23,7 +23,7 @@ std::string BitsName(const NamespaceSpec& spec) {
 absl::string_view BaseName(absl::string_view name) {
   const std::size_t at = name.rfind('~');
   if (at == name.npos || at == 0) return name;
-  for (const absl::string_view bits : {"k2v4", "k4v2", "k4v4", "raw"}) {
+  for (const absl::string_view bits : {"k2v4", "k3v4", "k4v2", "k4v4", "raw"}) {
     if (name.substr(at + 1) == bits) return name.substr(0, at);
   }
   return name;

@@ -24,8 +24,9 @@ class Counter {
   std::atomic<std::uint64_t> value_{0};
 };
 
-// Index of a format's name (k4v2_g128) in the per-format counters: the order of TileFormatAt.
+// Index of a format's name (k4v2_g128) in the per-format counters: that of FormatOfName.
 constexpr std::size_t FormatNameIndex(const TileFormat& f) {
+  if (f.key_bits == 3) return 8u + (f.value_bits == 4 ? 1u : 0u) + (f.group == 128 ? 2u : 0u);
   return (f.key_bits == 4 ? 1u : 0u) + (f.value_bits == 4 ? 2u : 0u) + (f.group == 128 ? 4u : 0u);
 }
 

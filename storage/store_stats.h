@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/tile_format.h"
 #include "storage/core/histogram.h"
 #include "storage/core/tier.h"
 
@@ -54,8 +55,13 @@ inline constexpr std::array<double, 10> kEvictionAgeSecondsBounds = {
 using StageHistogram = Histogram<kStageSecondsBounds.size()>;
 using EvictionAgeHistogram = Histogram<kEvictionAgeSecondsBounds.size()>;
 
-inline constexpr std::size_t kFormatNameCount =
-    8;  // {k2,k4} x {v2,v4} x {g64,g128}: TileFormatAt(i) for i < 8.
+// {k2,k4} x {v2,v4} x {g64,g128}, then {k3} x the same.
+inline constexpr std::size_t kFormatNameCount = 12;
+// A format with the name that per-format counters have at `index`.
+inline TileFormat FormatOfName(std::size_t index) {
+  constexpr std::size_t kThree = kTileFormatCount / 3 * 2;  // Where those with 3-bit keys begin.
+  return TileFormatAt(index < 8 ? index : kThree + index - 8);
+}
 
 struct TierStats {
   std::uint64_t used_bytes = 0;

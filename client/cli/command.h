@@ -84,7 +84,7 @@ absl::StatusOr<TileFormat> FormatFlag(const std::string& name, std::uint32_t hea
 
 // Helps that several commands share.
 inline constexpr absl::string_view kFormatHelp =
-    "Tile format kXvY_gZ: bits of K and V (2 or 4), tokens of a block (64 or 128)";
+    "Tile format kXvY_gZ: bits of K (2, 3 or 4) and V (2 or 4), tokens of a block (64 or 128)";
 
 }  // namespace kvmill::cli
 

@@ -265,7 +265,7 @@ void AddEvalCommands(CommandLine& line) {
       ->type_name("NAME,...")
       ->default_str("kvarn,baselines");
   app->add_option("--formats", error->formats,
-                  "Tile formats, also with 3 bits; baselines take their bits and group")
+                  "Tile formats, also with 3-bit values; baselines take their bits and group")
       ->delimiter(',')
       ->type_name("FORMAT,...")
       ->default_str("k4v2_g128,k2v2_g128");

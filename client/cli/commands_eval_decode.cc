@@ -286,7 +286,7 @@ void AddEvalDecode(CommandLine& line, CLI::App& eval) {
       ->type_name("NAME,...")
       ->default_str("kvarn,refined,baselines");
   app->add_option("--formats", flags->formats,
-                  "Tile formats, also with 3 bits; baselines take their bits and group")
+                  "Tile formats, also with 3-bit values; baselines take their bits and group")
       ->delimiter(',')
       ->type_name("FORMAT,...")
       ->default_str("k4v2_g128,k2v2_g128");

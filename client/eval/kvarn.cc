@@ -46,8 +46,7 @@ class Kvarn : public Quantizer {
       none.pages = &zero_page;
       const EncodeArgs args{key ? mine : none, key ? none : mine, record.data()};
       EncodeResult result = EncodeResult::kRaw;
-      const auto encode =
-          algorithm_ == Algorithm::kRefined ? &EncodeRefinedTilesCpu : &EncodeTilesCpu;
+      const auto encode = CpuEncoderOf(algorithm_);
       encode(format_, Frame::kModel, absl::MakeConstSpan(&args, 1), absl::MakeSpan(&result, 1),
              scratch);
       const absl::Span<float> decoded = absl::MakeSpan(out.values).subspan(at, block_values);

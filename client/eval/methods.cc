@@ -35,7 +35,7 @@ std::unique_ptr<Quantizer> Iterated(const TileFormat& f) {
 }
 
 const Method kMethods[] = {
-    {"kvarn", "", "KVarN, by the kernels of kvmilld (3 bits: as kvarn-reference)",
+    {"kvarn", "", "KVarN, by the kernels of kvmilld (3-bit V: as kvarn-reference)",
      [](const TileFormat& f) { return HasTiles(f) ? MakeKvarn(f) : MakeKvarnWith(f, {}); }},
     {"rtn", kBaselines, "round to nearest, K and V per token",
      [](const TileFormat& f) { return Rounded(f, Axis::kPerToken, f.head_dim, false); }},
@@ -97,14 +97,12 @@ const Method kMethods[] = {
 
 absl::StatusOr<TileFormat> ParseStudyFormat(absl::string_view name, std::uint32_t head_dim) {
   // As a name of a tile, where 4 stands in for 3.
+  constexpr std::size_t kDigit = 3;
   std::string tile(name);
-  for (const std::size_t digit : {1u, 3u}) {
-    if (digit < tile.size() && tile[digit] == '3') tile[digit] = '4';
-  }
+  const bool three = kDigit < tile.size() && tile[kDigit] == '3';
+  if (three) tile[kDigit] = '4';
   absl::StatusOr<TileFormat> format = ParseTileFormat(tile, head_dim);
-  if (!format.ok()) return format;
-  if (name[1] == '3') format->key_bits = 3;
-  if (name[3] == '3') format->value_bits = 3;
+  if (format.ok() && three) format->value_bits = 3;
   return format;
 }
 

@@ -23,12 +23,10 @@ struct Method {
   bool two_bit_keys = false;  // Only with formats that have 2-bit keys.
 };
 
-// The formats that methods are asked for: those of tiles, and the same with 3 bits a code
-// (k3v2_g128), which no tile has. INVALID_ARGUMENT as ParseTileFormat.
+// The formats that methods are asked for: those of tiles, and the same with 3-bit values
+// (k3v3_g128), which no tile has. INVALID_ARGUMENT as ParseTileFormat.
 absl::StatusOr<TileFormat> ParseStudyFormat(absl::string_view name, std::uint32_t head_dim);
-inline bool HasTiles(const TileFormat& format) {
-  return format.key_bits != 3 && format.value_bits != 3;
-}
+inline bool HasTiles(const TileFormat& format) { return format.value_bits != 3; }
 
 // Every method, in the order of the documentation.
 absl::Span<const Method> AllMethods();

@@ -20,6 +20,7 @@
 #if HWY_TARGET != HWY_SCALAR
 #include "kernels/cpu/attention_raw-inl.h"
 #include "kernels/cpu/attention_rows-inl.h"
+#include "kernels/cpu/three_bits-inl.h"
 #include "kernels/cpu/tile_portable-inl.h"
 #include "kernels/cpu/vectors-inl.h"
 #endif
@@ -174,9 +175,16 @@ class UnitKernel {
     }
   }
 
-  void Multiply(std::size_t codes_offset, const std::byte* record, std::uint32_t bits,
-                std::size_t rows, std::size_t columns) {
-    const CodeMatrix matrix{record + codes_offset, bits, rows, columns};
+  // Codes of K that a product can have.
+  CodeMatrix KeysOf(const std::byte* record) const {
+    const std::byte* const codes = record + layout_.k_codes;
+    const std::uint32_t bits = shape_.format.key_bits;
+    if (bits != 3) return {codes, bits, dim_, group_};
+    WidenRows(codes, dim_, group_, ws_.keys);
+    return {ws_.keys, 4, dim_, group_};
+  }
+
+  void Multiply(const CodeMatrix& matrix) {
     if (method_ == nullptr) {
       MultiplyCodes(matrix, ws_.folded, rows_, ws_.product);
     } else {
@@ -204,6 +212,7 @@ class UnitKernel {
     step.format = &shape_.format;
     step.layout = &layout_;
     step.record = record;
+    step.keys = KeysOf(record);
     step.next_record = next_record_;
     step.row_count = rows_;
     step.query = ws_.query_of_tiles;
@@ -221,7 +230,6 @@ class UnitKernel {
       AttendTileByMethod(record);
       return;
     }
-    const TileFormat& f = shape_.format;
     float* const k_scale = ws_.scales;
     float* const k_zero = ws_.scales + axis_;
     float* const k_token = ws_.scales + 2 * axis_;
@@ -242,14 +250,14 @@ class UnitKernel {
       ws_.bias[r] =
           FoldRow(ws_.query_of_tiles + r * dim_, k_scale, k_zero, dim_, ws_.folded + r * dim_);
     }
-    Multiply(layout_.k_codes, record, f.key_bits, dim_, group_);
+    Multiply(KeysOf(record));
     for (std::size_t r = 0; r < rows_; ++r) {
       ahead_.Take(lines);
       Weigh(r, ws_.bias[r], k_token);
       ws_.bias[r] =
           FoldRow(ws_.product + r * group_, v_scale, v_zero, group_, ws_.folded + r * group_);
     }
-    Multiply(layout_.v_codes, record, f.value_bits, group_, dim_);
+    Multiply({record + layout_.v_codes, shape_.format.value_bits, group_, dim_});
     for (std::size_t r = 0; r < rows_; ++r) {
       ahead_.Take(lines);
       AddRow(ws_.product + r * dim_, ws_.bias[r], v_channel, dim_, ws_.softmax.correction[r],

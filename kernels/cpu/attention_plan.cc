@@ -247,6 +247,7 @@ std::size_t LayOut(const TileFormat& format, std::byte* base, UnitWorkspace* wor
   w.scales = floats(6 * axis);
   w.converted = reinterpret_cast<float*>(take(kConvertedBytes));
   w.gathered = take(RawBytes(format, format.group));
+  w.keys = take(format.key_bits == 3 ? dim * format.group / 2 : 0);
   w.scratch = take(kTileScratchBytes);
   w.raw_query = take(kRawQueryBytes);
   if (workspace != nullptr) *workspace = w;

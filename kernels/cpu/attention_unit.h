@@ -36,6 +36,7 @@ struct UnitWorkspace {
   float* scales;         // [6][axis]: S, Z, T of K and V.
   float* converted;      // 16 KiB: raw rows in fp32.
   std::byte* gathered;   // K and V of `group` tokens of the tail, made adjacent.
+  std::byte* keys;       // [head_dim][group / 2]: 3-bit codes of K, widened.
   std::byte* scratch;    // kTileScratchBytes.
   std::byte* raw_query;  // kRawQueryBytes.
 };

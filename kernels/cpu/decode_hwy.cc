@@ -13,6 +13,7 @@
 // After highway.h.
 #if HWY_TARGET != HWY_SCALAR
 #include "kernels/cpu/rotate-inl.h"
+#include "kernels/cpu/three_bits-inl.h"
 #include "kernels/cpu/vectors-inl.h"
 #endif
 
@@ -180,9 +181,10 @@ HWY_INLINE void EmitRow(const InVectorButterflies& in_vector, Vf norm, bool rota
   sink.End();
 }
 
+// `keys`: the codes, of kBits, which are not the record's own where that has 3.
 template <std::size_t kDim, std::uint32_t kBits, class Sink>
 HWY_NOINLINE void DecodeKeys(const TileFormat& format, bool rotate, const std::byte* record,
-                             Sink& sink) {
+                             const std::byte* keys, Sink& sink) {
   const RecordLayout l = LayoutOf(format);
   const InVectorButterflies in_vector;
   const Vf norm = hn::Set(Df(), RotationNorm<kDim>());
@@ -196,7 +198,7 @@ HWY_NOINLINE void DecodeKeys(const TileFormat& format, bool rotate, const std::b
   constexpr std::size_t kWordTokens = 32 / kBits;
   const std::size_t row_bytes = std::size_t{format.group} * kBits / 8;
   for (std::size_t t = 0; t < format.group; t += kWordTokens) {
-    const std::byte* codes = record + l.k_codes + t * kBits / 8;
+    const std::byte* codes = keys + t * kBits / 8;
     for (std::size_t i = 0; i < kDim; ++i) {
       std::memcpy(words + i, codes + i * row_bytes, sizeof(std::uint32_t));
     }
@@ -229,10 +231,15 @@ HWY_NOINLINE void DecodeValues(const TileFormat& format, bool rotate, const std:
 
 template <std::size_t kDim, class Sink>
 void DecodeKeysTo(const TileFormat& format, bool rotate, const std::byte* record, Sink sink) {
+  const std::byte* const keys = record + LayoutOf(format).k_codes;
   if (format.key_bits == 2) {
-    DecodeKeys<kDim, 2>(format, rotate, record, sink);
+    DecodeKeys<kDim, 2>(format, rotate, record, keys, sink);
+  } else if (format.key_bits == 4) {
+    DecodeKeys<kDim, 4>(format, rotate, record, keys, sink);
   } else {
-    DecodeKeys<kDim, 4>(format, rotate, record, sink);
+    alignas(64) std::byte wide[kDim * kGroupMax / 2];
+    WidenRows(keys, kDim, format.group, wide);
+    DecodeKeys<kDim, 4>(format, rotate, record, wide, sink);
   }
 }
 

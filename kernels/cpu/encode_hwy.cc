@@ -83,8 +83,14 @@ EncodeResult EncodeHalf(const HeadPages& pages, std::size_t tokens, std::uint32_
   const float unit = 1.0f / (largest > 1e-30f ? largest : 1e-30f);
 
   Normalize<kDim, kHalf>(ws, tokens);
-  const bool fits = bits == 2 ? QuantizeHalf<kDim, kHalf, 2, kRefine>(tokens, unit, out, ws)
-                              : QuantizeHalf<kDim, kHalf, 4, kRefine>(tokens, unit, out, ws);
+  bool fits = false;
+  if (bits == 2) {
+    fits = QuantizeHalf<kDim, kHalf, 2, kRefine>(tokens, unit, out, ws);
+  } else if (bits == 4) {
+    fits = QuantizeHalf<kDim, kHalf, 4, kRefine>(tokens, unit, out, ws);
+  } else if constexpr (kHalf == Half::kKeys) {
+    fits = QuantizeHalf<kDim, kHalf, 3, kRefine>(tokens, unit, out, ws);
+  }
   return fits ? EncodeResult::kTile : EncodeResult::kRaw;
 }
 

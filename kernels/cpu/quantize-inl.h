@@ -17,6 +17,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/normalize-inl.h"
+#include "kernels/cpu/three_bits-inl.h"
 #include "kernels/cpu/vectors-inl.h"
 #include "kernels/cpu/workspace.h"
 #include "kernels/encode.h"
@@ -189,9 +190,36 @@ HWY_INLINE void AddLanes(const float* HWY_RESTRICT lanes, float* HWY_RESTRICT ou
   }
 }
 
+// Bits that a code of kBits takes in a word: words of 3-bit codes are narrowed once they are full.
+template <std::uint32_t kBits>
+inline constexpr std::uint32_t kWordBits = kBits == 3 ? 4 : kBits;
+
+// A full word, as StoreWords wants it.
+template <std::uint32_t kBits>
+HWY_INLINE hn::Vec<Du32> WordOf(hn::Vec<Di32> packed) {
+  const auto word = hn::BitCast(Du32(), packed);
+  if constexpr (kBits == 3) {
+    return NarrowWords(Du32(), word);
+  } else {
+    return word;
+  }
+}
+
 // Words of codes, channel by channel, into the record.
-template <std::size_t kDim>
+template <std::size_t kDim, std::uint32_t kBits>
 HWY_INLINE void StoreWords(const EncodeWorkspace& ws, std::size_t word_count, std::byte* out) {
+  if constexpr (kBits == 3) {
+    for (std::size_t channel = 0; channel < kDim; ++channel, out += 3 * word_count) {
+      std::byte* const high = out + 2 * word_count;
+      for (std::size_t word = 0; word < word_count; ++word) {
+        const std::uint32_t bits = ws.words[word * kDim + channel];
+        const auto low = static_cast<std::uint16_t>(bits);
+        std::memcpy(out + 2 * word, &low, sizeof(low));
+        high[word] = static_cast<std::byte>(bits >> 16);
+      }
+    }
+    return;
+  }
   for (std::size_t channel = 0; channel < kDim; ++channel) {
     std::byte* row = out + channel * word_count * sizeof(std::uint32_t);
     for (std::size_t word = 0; word < word_count; ++word) {
@@ -237,7 +265,7 @@ HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float un
   }
   if (!AbsorbRows(a, ws.channel, 0, kDim, (1u << kBits) - 1u, out)) return false;
 
-  constexpr std::size_t kWordTokens = 32 / kBits;
+  constexpr std::size_t kWordTokens = 32 / kWordBits<kBits>;
   const std::size_t word_count = tokens / kWordTokens;
   RefinedRows& r = ws.refined;
   if constexpr (kRefine) {
@@ -276,7 +304,7 @@ HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float un
         if constexpr (kRefine) {
           sums.Add(steps, code, hn::Set(d, r.weight[t]));
         } else {
-          packed = hn::Or(hn::ShiftLeft<static_cast<int>(kBits)>(packed), q);
+          packed = hn::Or(hn::ShiftLeft<static_cast<int>(kWordBits<kBits>)>(packed), q);
         }
         error.Add(hn::MulAdd(code, scale, zero), hn::Set(d, a.across[t]),
                   hn::MulAdd(code, stored_scale, stored_zero), hn::Set(d, a.stored_across[t]));
@@ -288,11 +316,11 @@ HWY_NOINLINE bool QuantizeKeys(EncodeWorkspace& ws, std::size_t tokens, float un
         hn::Store(sums.u, d, r.u + i);
         hn::Store(sums.uu, d, r.uu + i);
       } else {
-        hn::Store(hn::BitCast(Du32(), packed), Du32(), ws.words + word * kDim + i);
+        hn::Store(WordOf<kBits>(packed), Du32(), ws.words + word * kDim + i);
       }
     }
   }
-  if constexpr (!kRefine) StoreWords<kDim>(ws, word_count, out.codes);
+  if constexpr (!kRefine) StoreWords<kDim, kBits>(ws, word_count, out.codes);
   return error.IsSmall();
 }
 

@@ -172,7 +172,7 @@ HWY_NOINLINE void PackKeyCodes(EncodeWorkspace& ws, std::size_t tokens, std::byt
   RefinedRows& r = ws.refined;
   Fill(r.q, 0.0f, kDim);
   Fill(r.qu, 0.0f, kDim);
-  constexpr std::size_t kWordTokens = 32 / kBits;
+  constexpr std::size_t kWordTokens = 32 / kWordBits<kBits>;
   for (std::size_t word = 0; word < tokens / kWordTokens; ++word) {
     for (std::size_t i = 0; i < kDim; i += kLanes) {
       const Vf inverse = hn::Load(d, r.scale_inverse + i);
@@ -187,14 +187,15 @@ HWY_NOINLINE void PackKeyCodes(EncodeWorkspace& ws, std::size_t tokens, std::byt
         const Vf weighted = hn::Mul(hn::Set(d, r.weight[t]), q);
         sum_q = hn::Add(sum_q, weighted);
         sum_qu = hn::MulAdd(weighted, u, sum_qu);
-        packed = hn::Or(hn::ShiftLeft<static_cast<int>(kBits)>(packed), hn::ConvertTo(di, q));
+        packed =
+            hn::Or(hn::ShiftLeft<static_cast<int>(kWordBits<kBits>)>(packed), hn::ConvertTo(di, q));
       }
       hn::Store(sum_q, d, r.q + i);
       hn::Store(sum_qu, d, r.qu + i);
-      hn::Store(hn::BitCast(Du32(), packed), Du32(), ws.words + word * kDim + i);
+      hn::Store(WordOf<kBits>(packed), Du32(), ws.words + word * kDim + i);
     }
   }
-  StoreWords<kDim>(ws, tokens / kWordTokens, out);
+  StoreWords<kDim, kBits>(ws, tokens / kWordTokens, out);
 }
 
 template <std::size_t kDim, std::uint32_t kBits>

@@ -421,8 +421,7 @@ KVMILL_AVX512_TARGET inline void AttendTileAvx512(const TileStep& step,
   float* const v_channel = v_zero + kHeadDimMax;
   LoadScales(record + layout.k_scale, dim, k_scale);
   LoadScales(record + layout.k_zero, dim, k_zero);
-  LoadScalesInPlaneOrder(record + layout.k_token, group, format.key_bits, step.rule->scale,
-                         k_token);
+  LoadScalesInPlaneOrder(record + layout.k_token, group, step.keys.bits, step.rule->scale, k_token);
   const Avx512Scales scales{k_scale, k_zero, k_token, v_scale, v_zero, v_channel};
 
   // The next record is asked for in the order of its bytes, which the processor's own prefetching
@@ -435,13 +434,12 @@ KVMILL_AVX512_TARGET inline void AttendTileAvx512(const TileStep& step,
               : dim == 128 ? FixQuery<128>(query, scales, planes)
                            : FixQuery<256>(query, scales, planes);
   }
-  const CodeMatrix keys{record + layout.k_codes, format.key_bits, dim, group};
-  multiply({keys, 8, step.row_count, scratch.quads, scratch.planes, scratch.sums,
+  multiply({step.keys, 8, step.row_count, scratch.quads, scratch.planes, scratch.sums,
             step.next_record + layout.k_codes});
-  LoadScalesInPlaneOrder(record + layout.v_scale, group, format.key_bits, 1, v_scale);
-  LoadScalesInPlaneOrder(record + layout.v_zero, group, format.key_bits, 1, v_zero);
+  LoadScalesInPlaneOrder(record + layout.v_scale, group, step.keys.bits, 1, v_scale);
+  LoadScalesInPlaneOrder(record + layout.v_zero, group, step.keys.bits, 1, v_zero);
   LoadScalesInPlaneOrder(record + layout.v_channel, dim, format.value_bits, 1, v_channel);
-  const auto fix_weights = format.key_bits == 4
+  const auto fix_weights = step.keys.bits == 4
                                ? (group == 64 ? FixWeights<64, 4> : FixWeights<128, 4>)
                                : (group == 64 ? FixWeights<64, 2> : FixWeights<128, 2>);
   for (std::size_t r = 0; r < step.row_count; ++r) {
@@ -450,7 +448,7 @@ KVMILL_AVX512_TARGET inline void AttendTileAvx512(const TileStep& step,
     rows[r] = fix_weights(step, scales, scratch.sums, rows[r], r, planes);
   }
   const CodeMatrix values{record + layout.v_codes, format.value_bits, group, dim};
-  multiply({values, format.key_bits, step.row_count, scratch.quads, scratch.planes, scratch.sums,
+  multiply({values, step.keys.bits, step.row_count, scratch.quads, scratch.planes, scratch.sums,
             step.next_record + layout.v_codes});
   const auto add_outputs = format.value_bits == 4 ? AddOutputs<4> : AddOutputs<2>;
   for (std::size_t r = 0; r < step.row_count; ++r) {

@@ -29,7 +29,7 @@ inline constexpr std::size_t kUnitRowsMax = 32;
 
 struct CodeMatrix {
   const std::byte* codes = nullptr;  // Any alignment.
-  std::uint32_t bits = 4;            // 2 or 4.
+  std::uint32_t bits = 4;            // 2 or 4: those of 3 are widened first.
   std::size_t rows = 0;              // k: 64, 128 or 256.
   std::size_t columns = 0;           // n: the same.
 };
@@ -60,6 +60,7 @@ struct TileStep {
   const TileFormat* format;
   const RecordLayout* layout;
   const std::byte* record;
+  CodeMatrix keys;               // Of the record, or what was made of it.
   const std::byte* next_record;  // To be asked for; `record` again if there is none.
   std::size_t row_count;
   const float* query;    // [rows][head_dim], rotated.

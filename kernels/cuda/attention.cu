@@ -15,6 +15,7 @@
 #include "kernels/cuda/attention_warp.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda_formats.h"
 
 namespace kvmill {
 namespace device {
@@ -365,7 +366,7 @@ std::size_t AttentionCudaWorkspaceBytes(const TileFormat& format, std::size_t se
 absl::Status AttentionCuda(const AttentionArgs& args, std::uint32_t worker_count, void* workspace,
                            CUstream_st* stream) {
   const AttentionShape& shape = args.shape;
-  const absl::Status valid = ValidateTileFormat(shape.format);
+  const absl::Status valid = ValidateCudaTileFormat(shape.format);
   if (!valid.ok()) return valid;
   if (worker_count == 0 || shape.kv_heads == 0 || shape.q_heads % shape.kv_heads != 0) {
     return absl::InvalidArgumentError("want workers, KV heads, and a multiple of those of q_heads");

@@ -12,6 +12,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/tile_registers.h"
+#include "kernels/cuda_formats.h"
 #include "kernels/decode.h"
 #include "kernels/tile_format.h"
 
@@ -105,7 +106,7 @@ absl::Status LaunchDecode(const DecodeParameters& p, unsigned blocks, CUstream_s
 
 absl::Status DecodeTilesCuda(const TileFormat& format, Frame frame, const DecodeArgs* tiles,
                              std::size_t tile_count, CUstream_st* stream) {
-  const absl::Status valid = ValidateTileFormat(format);
+  const absl::Status valid = ValidateCudaTileFormat(format);
   if (!valid.ok()) return valid;
   if (tile_count == 0) return absl::OkStatus();
   if (tile_count > INT_MAX) return absl::InvalidArgumentError("more tiles than a grid has blocks");

@@ -14,6 +14,7 @@
 #include "kernels/cuda/normalize.h"
 #include "kernels/cuda/quantize.h"
 #include "kernels/cuda/tile_registers.h"
+#include "kernels/cuda_formats.h"
 #include "kernels/encode.h"
 #include "kernels/tile_format.h"
 
@@ -131,7 +132,7 @@ absl::Status LaunchEncode(const EncodeParameters& p, unsigned blocks, CUstream_s
 
 absl::Status EncodeTilesCuda(const TileFormat& format, Frame frame, const EncodeArgs* tiles,
                              std::size_t tile_count, EncodeResult* results, CUstream_st* stream) {
-  const absl::Status valid = ValidateTileFormat(format);
+  const absl::Status valid = ValidateCudaTileFormat(format);
   if (!valid.ok()) return valid;
   if (tile_count == 0) return absl::OkStatus();
   if (tile_count > INT_MAX) return absl::InvalidArgumentError("more tiles than a grid has blocks");

@@ -95,11 +95,18 @@ def decode(ns, record, head_dim):
             return part.view(np.float16).astype(np.float32)
         return (part[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1).astype(np.float32)
 
+    def take_rows(rows, columns, bits):
+        if bits != 3:
+            return take(rows * columns, bits).reshape(rows, columns)
+        # Of each row the low two bits of all codes, then the high ones.
+        parts = [np.concatenate([take(columns, 2).ravel(), 4 * take(columns, 1).ravel()]) for _ in range(rows)]
+        return np.stack([part[:columns] + part[columns:] for part in parts])
+
     tokens = ns.spec.block_tokens
-    codes = take(head_dim * tokens, ns.spec.key_bits).reshape(head_dim, tokens)
+    codes = take_rows(head_dim, tokens, ns.spec.key_bits)
     scale, zero, factor = take(head_dim), take(head_dim), take(tokens)
     k = ((codes * scale[:, None] + zero[:, None]) * factor).T
-    codes = take(tokens * head_dim, ns.spec.value_bits).reshape(tokens, head_dim)
+    codes = take_rows(tokens, head_dim, ns.spec.value_bits)
     factor, scale, zero = take(head_dim), take(tokens), take(tokens)
     v = (codes * scale[:, None] + zero[:, None]) * factor
     hadamard = np.ones((1, 1))

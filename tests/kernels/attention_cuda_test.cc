@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/attention.h"
+#include "kernels/cuda_formats.h"
 #include "tests/cuda_harness/harness.h"
 #include "tests/kernels/attention_problem.h"
 
@@ -235,7 +236,8 @@ TEST_P(AttentionCudaFormatTest, TilesRawBlocksAndATailOfEveryFormat) {
 }
 
 INSTANTIATE_TEST_SUITE_P(AllFormats, AttentionCudaFormatTest,
-                         testing::Range(std::size_t{0}, kTileFormatCount), [](const auto& param) {
+                         testing::Range(std::size_t{0}, kCudaTileFormatCount),
+                         [](const auto& param) {
                            const TileFormat f = TileFormatAt(param.param);
                            return ToString(f) + "_d" + std::to_string(f.head_dim);
                          });

@@ -13,4 +13,6 @@ const std::vector<Implementation>& AllImplementations() {
   return all;
 }
 
+std::size_t FormatCount() { return kTileFormatCount; }
+
 }  // namespace kvmill

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cuda_formats.h"
 #include "tests/cuda_harness/harness.h"
 #include "tests/kernels/implementations.h"
 
@@ -114,5 +115,7 @@ const std::vector<Implementation>& FastImplementations() {
 }
 
 const std::vector<Implementation>& AllImplementations() { return FastImplementations(); }
+
+std::size_t FormatCount() { return kCudaTileFormatCount; }
 
 }  // namespace kvmill

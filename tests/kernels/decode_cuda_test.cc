@@ -63,8 +63,8 @@ TEST_P(DecodeCudaTest, PagesHoldWhatTheReferenceWritesAndNothingElseIsTouched) {
   EXPECT_LE(neighbours, values / 100);
 }
 
-INSTANTIATE_TEST_SUITE_P(AllFormats, DecodeCudaTest,
-                         testing::Range(std::size_t{0}, kTileFormatCount), [](const auto& param) {
+INSTANTIATE_TEST_SUITE_P(AllFormats, DecodeCudaTest, testing::Range(std::size_t{0}, FormatCount()),
+                         [](const auto& param) {
                            const TileFormat f = TileFormatAt(param.param);
                            return ToString(f) + "_d" + std::to_string(f.head_dim);
                          });

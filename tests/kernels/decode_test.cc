@@ -64,6 +64,26 @@ TEST_P(DecodeTest, RotatedValuesAreCodeTimesScalePlusZeroTimesTheOtherAxis) {
   }
 }
 
+// As above, for the layout of 3 bits.
+TEST_P(DecodeTest, ThreeBitKeysAreTheirLowBitsAndTheHighOnesBehindThem) {
+  const TileFormat format{3, 2, 128, 64};
+  const RecordLayout l = LayoutOf(format);
+  const std::vector<std::byte> record = RandomRecord(format, 2);
+  const Decoded got = Decode(with(), format, record, Frame::kRotated);
+  const std::byte* r = record.data();
+  for (std::size_t t = 0; t < 128; ++t) {
+    for (std::size_t d = 0; d < 64; ++d) {
+      const std::byte* row = r + l.k_codes + d * 48;
+      const auto low = static_cast<unsigned>(row[t / 4]) >> (t % 4 * 2) & 3;
+      const auto high = static_cast<unsigned>(row[32 + t / 8]) >> (t % 8) & 1;
+      const auto code = static_cast<float>(low | high << 2);
+      ASSERT_FLOAT_EQ(got.k[t * 64 + d],
+                      (code * Float16At(r + l.k_scale, d) + Float16At(r + l.k_zero, d)) *
+                          Float16At(r + l.k_token, t));
+    }
+  }
+}
+
 TEST_P(DecodeTest, PagesHoldTheRoundedFloatsAndNothingElseIsWritten) {
   for (const std::size_t i : {1u, 7u, 12u, 18u}) {
     const TileFormat format = TileFormatAt(i);

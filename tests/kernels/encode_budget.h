@@ -23,10 +23,12 @@ inline void Compare(const TileFormat& format, const Encoded& want, const Encoded
                     Tally& tally) {
   const RecordLayout l = LayoutOf(format);
   const std::size_t half = std::size_t{format.group} * format.head_dim;
-  const CodeDifferences k = CompareCodes(got.record.data() + l.k_codes,
-                                         want.record.data() + l.k_codes, half, format.key_bits);
-  const CodeDifferences v = CompareCodes(got.record.data() + l.v_codes,
-                                         want.record.data() + l.v_codes, half, format.value_bits);
+  const CodeDifferences k =
+      CompareCodes(got.record.data() + l.k_codes, want.record.data() + l.k_codes, format.head_dim,
+                   format.group, format.key_bits);
+  const CodeDifferences v =
+      CompareCodes(got.record.data() + l.v_codes, want.record.data() + l.v_codes, format.group,
+                   format.head_dim, format.value_bits);
   EXPECT_LE(k.largest, 1u);
   EXPECT_LE(v.largest, 1u);
   tally.codes += 2 * half;

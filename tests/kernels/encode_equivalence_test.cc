@@ -71,7 +71,9 @@ TEST_P(EncodeEquivalenceTest, InputThatIsRotatedAlreadyIsNotRotatedAgain) {
   const Decoded tile = Decode(ReferenceImplementation(), format_, want.record, Frame::kRotated);
   std::vector<float> k(input.k.size());
   std::transform(input.k.begin(), input.k.end(), k.begin(), Float16ToFloat);
-  EXPECT_LE(RelativeError(tile.k, k), format_.key_bits == 4 ? 0.15 : 0.6);
+  EXPECT_LE(RelativeError(tile.k, k), format_.key_bits == 4   ? 0.15
+                                      : format_.key_bits == 3 ? 0.3
+                                                              : 0.6);
   for (const Implementation& fast : FastImplementations()) {
     SCOPED_TRACE(fast.name);
     fast.Select();
@@ -84,7 +86,7 @@ TEST_P(EncodeEquivalenceTest, InputThatIsRotatedAlreadyIsNotRotatedAgain) {
 }
 
 INSTANTIATE_TEST_SUITE_P(AllFormats, EncodeEquivalenceTest,
-                         testing::Range(std::size_t{0}, kTileFormatCount), [](const auto& param) {
+                         testing::Range(std::size_t{0}, FormatCount()), [](const auto& param) {
                            const TileFormat f = TileFormatAt(param.param);
                            return ToString(f) + "_d" + std::to_string(f.head_dim);
                          });

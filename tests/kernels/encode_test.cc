@@ -153,7 +153,7 @@ TEST_P(EncodeTest, KeysAndValuesMayHaveDifferentTypesAndLayouts) {
 
 TEST_P(EncodeTest, WritesTheRecordAndNothingAroundIt) {
   constexpr std::size_t kGuard = 64;
-  for (std::size_t i = 0; i < kTileFormatCount; i += 5) {  // Every width, group and head_dim.
+  for (std::size_t i = 0; i < FormatCount(); i += 5) {  // Every width, group and head_dim.
     const TileFormat format = TileFormatAt(i);
     SCOPED_TRACE(testing::Message() << ToString(format) << " d" << format.head_dim);
     const TileInput input = MakeInput(format, InputKind::kGaussian, DType::kFloat16, 1);
@@ -336,13 +336,13 @@ TEST_P(EncodeTest, RowsBelowTheSmallestScaleHaveNoCodes) {
   }
   ASSERT_EQ(EncodeKeys(values, DType::kBFloat16, Frame::kRotated), EncodeResult::kTile);
   const std::byte* k_row = encoded_.record.data() + l.k_codes + 9 * format_.group / 2;
-  for (std::size_t t = 0; t < format_.group; ++t) ASSERT_EQ(CodeAt(k_row, t, 4), 0u);
+  for (std::size_t t = 0; t < format_.group; ++t) ASSERT_EQ(CodeAt(k_row, t, 4, format_.group), 0u);
 
   values = Gaussian(1);
   for (std::size_t d = 0; d < channels; ++d) values[9 * channels + d] = d % 2 == 0 ? 0.0f : 1e-11f;
   ASSERT_EQ(EncodeValues(values, DType::kBFloat16, Frame::kRotated), EncodeResult::kTile);
   const std::byte* v_row = encoded_.record.data() + l.v_codes + 9 * channels / 4;
-  for (std::size_t d = 0; d < channels; ++d) ASSERT_EQ(CodeAt(v_row, d, 2), 0u);
+  for (std::size_t d = 0; d < channels; ++d) ASSERT_EQ(CodeAt(v_row, d, 2, channels), 0u);
 }
 
 // In the model frame only channel 0 of its rotation is not zero.

@@ -86,11 +86,12 @@ TEST_P(GoldenTest, CodesMatchAndDecodedTilesAgree) {
     ASSERT_EQ(got.result, EncodeResult::kTile);
 
     const RecordLayout layout = LayoutOf(format);
-    const std::size_t code_count = std::size_t{format.group} * format.head_dim;
-    const CodeDifferences k = CompareCodes(got.record.data() + layout.k_codes,
-                                           want.data() + layout.k_codes, code_count, bits.key);
-    const CodeDifferences v = CompareCodes(got.record.data() + layout.v_codes,
-                                           want.data() + layout.v_codes, code_count, bits.value);
+    const CodeDifferences k =
+        CompareCodes(got.record.data() + layout.k_codes, want.data() + layout.k_codes,
+                     format.head_dim, format.group, bits.key);
+    const CodeDifferences v =
+        CompareCodes(got.record.data() + layout.v_codes, want.data() + layout.v_codes, format.group,
+                     format.head_dim, bits.value);
     EXPECT_LE(k.count, kCodeMismatchesMax);
     EXPECT_LE(k.largest, 1u);
     EXPECT_LE(v.count, kCodeMismatchesMax);

@@ -5,6 +5,7 @@
 #ifndef KVMILL_TESTS_KERNELS_IMPLEMENTATIONS_H_
 #define KVMILL_TESTS_KERNELS_IMPLEMENTATIONS_H_
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -51,6 +52,8 @@ inline const std::vector<Implementation>& CpuImplementations() {
 const std::vector<Implementation>& FastImplementations();
 // What must keep the contract's promises.
 const std::vector<Implementation>& AllImplementations();
+// They have TileFormatAt(i) for i below this.
+std::size_t FormatCount();
 
 }  // namespace kvmill
 

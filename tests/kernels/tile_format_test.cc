@@ -5,6 +5,9 @@
 
 #include <string>
 
+#include "kernels/cuda_formats.h"
+#include "kernels/packed_codes.h"
+
 namespace kvmill {
 namespace {
 
@@ -67,6 +70,39 @@ TEST(TileFormatTest, SectionsOfK2V4G64D256LieWhereTheRecordPageSays) {
   EXPECT_EQ(l.bytes, 14208u);
 }
 
+TEST(TileFormatTest, LayoutOfThreeBitKeys) {
+  const RecordLayout l = LayoutOf(Format(3, 2, 128, 128));
+  EXPECT_EQ(l.k_scale, 6144u);
+  EXPECT_EQ(l.v_codes, 6912u);
+  EXPECT_EQ(l.bytes, 11776u);
+  EXPECT_EQ(RecordBytes(Format(3, 4, 64, 64)), 4352u);
+}
+
+// By hand: what docs/formats.md says of a row.
+TEST(TileFormatTest, ThreeBitsAreTwoLowOnesOfAllAndThenTheHighOnes) {
+  const std::uint32_t codes[] = {1, 0, 3, 6, 7, 4, 5, 2, 0, 0, 0, 7, 4, 0, 0, 0};
+  std::byte row[6] = {};
+  for (std::size_t i = 0; i < 16; ++i) PutCode(row, i, 3, 16, codes[i]);
+  // Low bits 1 0 3 2 | 3 0 1 2 | 0 0 0 3 | 0 0 0 0, high bits 00011110 (first lowest) and 00011000.
+  const std::uint8_t want[] = {0b10110001, 0b10010011, 0b11000000, 0, 0b01111000, 0b00011000};
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(static_cast<std::uint8_t>(row[i]), want[i]) << i;
+  for (std::size_t i = 0; i < 16; ++i) EXPECT_EQ(CodeAt(row, i, 3, 16), codes[i]) << i;
+}
+
+TEST(TileFormatTest, CudaHasAllButThreeBitKeys) {
+  for (std::size_t i = 0; i < kTileFormatCount; ++i) {
+    const TileFormat format = TileFormatAt(i);
+    const absl::Status status = ValidateCudaTileFormat(format);
+    EXPECT_EQ(status.ok(), i < kCudaTileFormatCount) << ToString(format);
+    EXPECT_EQ(status.ok(), format.key_bits != 3);
+    if (status.ok()) continue;
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(ToString(format)));
+  }
+  EXPECT_EQ(ValidateCudaTileFormat(Format(5, 2, 64, 64)).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST(TileFormatTest, RawBytesAreTwoHalvesOfSixteenBitValues) {
   EXPECT_EQ(RawBytes(Format(4, 2, 128, 128), 128), 65536u);
   EXPECT_EQ(RawBytes(Format(4, 2, 128, 64), 3), 768u);
@@ -93,7 +129,7 @@ TEST(TileFormatTest, BadNamesAreRefusedWithTheNameInTheMessage) {
   for (const char* name :
        {"",          "k",          "k4v2",       "k4v2_g",     "k4v2_128",   "k4v2g128",
         "K4v2_g128", "k4v2_g128 ", " k4v2_g128", "k4v2_g0128", "k4v2_g064",  "k4v2_g+64",
-        "k4v2_g-64", "k4v2_g64x",  "k4v2_g1e2",  "k3v2_g128",  "k4v3_g128",  "k4v8_g64",
+        "k4v2_g-64", "k4v2_g64x",  "k4v2_g1e2",  "k5v2_g128",  "k4v3_g128",  "k4v8_g64",
         "k0v0_g64",  "k42v2_g64",  "k4v2_g32",   "k4v2_g256",  "k4v2_g1280", "k4v2_g99",
         "v4k2_g128", "k4v2-g128",  "kxvy_g64",   "fp16"}) {
     const absl::StatusOr<TileFormat> parsed = ParseTileFormat(name, 128);
@@ -118,7 +154,7 @@ TEST(TileFormatTest, ValidationNamesTheFieldAndItsValue) {
   const auto message = [](const TileFormat& f) {
     return std::string(ValidateTileFormat(f).message());
   };
-  EXPECT_THAT(message(Format(3, 2, 128, 128)), HasSubstr("key_bits 3"));
+  EXPECT_THAT(message(Format(5, 2, 128, 128)), HasSubstr("key_bits 5"));
   EXPECT_THAT(message(Format(4, 0, 128, 128)), HasSubstr("value_bits 0"));
   EXPECT_THAT(message(Format(4, 2, 100, 128)), HasSubstr("group 100"));
   EXPECT_THAT(message(Format(4, 2, 128, 512)), HasSubstr("head_dim 512"));

@@ -86,12 +86,14 @@ struct CodeDifferences {
   std::uint32_t largest = 0;  // By how much at most.
 };
 
-inline CodeDifferences CompareCodes(const std::byte* a, const std::byte* b, std::size_t code_count,
-                                    std::uint32_t bits) {
+// [rows][columns], packed along the columns.
+inline CodeDifferences CompareCodes(const std::byte* a, const std::byte* b, std::size_t rows,
+                                    std::size_t columns, std::uint32_t bits) {
   CodeDifferences out;
-  for (std::size_t i = 0; i < code_count; ++i) {
-    const auto x = static_cast<int>(CodeAt(a, i, bits));
-    const auto y = static_cast<int>(CodeAt(b, i, bits));
+  for (std::size_t i = 0; i < rows * columns; ++i) {
+    const std::size_t row = i / columns * (columns * bits / 8);
+    const auto x = static_cast<int>(CodeAt(a + row, i % columns, bits, columns));
+    const auto y = static_cast<int>(CodeAt(b + row, i % columns, bits, columns));
     if (x == y) continue;
     ++out.count;
     out.largest = std::max(out.largest, static_cast<std::uint32_t>(std::abs(x - y)));

@@ -12,6 +12,21 @@
 namespace kvmill {
 namespace {
 
+// Its kernels have none, so engines could not attend to what is up there.
+TEST_F(TieredStoreGpuTest, ThreeBitKeysAreRefused) {
+  OpenWithGpu(false);
+  NamespaceSpec spec = Spec();
+  spec.key_bits = 3;
+  const absl::Status status = store_->OpenNamespace("three", spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_NE(status.message().find("key_bits 3"), absl::string_view::npos) << status;
+  EXPECT_FALSE(store_->FindNamespace(spec.tenant, "three").ok());
+  options_.gpu = nullptr;
+  options_.gpu_bytes = 0;
+  Open(false, spec);
+  EXPECT_TRUE(Put(1).ok());
+}
+
 TEST_F(TieredStoreGpuTest, SealedBlockMovesToTheGpuAndReadersGetACopy) {
   for (const bool with_disk : {false, true}) {
     OpenWithGpu(with_disk);

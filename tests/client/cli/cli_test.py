@@ -36,7 +36,7 @@ class Files(Case):
 
     def test_encode_says_what_the_contract_lists_and_decode_gives_it_back(self):
         for head_dim, name, compression in ((64, "k4v2_g128", 4.49), (128, "k4v2_g128", 4.74), (64, "k2v2_g64", 5.82),
-                                            (256, "k4v4_g64", 3.58), (128, "k2v4_g128", 4.74)):
+                                            (256, "k4v4_g64", 3.58), (128, "k2v4_g128", 4.74), (128, "k3v2_g128", 5.57)):
             for encoder in ("cpu", "reference"):
                 with self.subTest(name=name, head_dim=head_dim, encoder=encoder):
                     k, v = gaussian(200, 2, head_dim, 1), gaussian(200, 2, head_dim, 2)
@@ -442,14 +442,14 @@ class WithDaemon(Case):
 
     def test_get_of_tiles_decodes_to_what_get_gives(self):
         self.layers(2, 200, 3, 64)
-        self.put("tiles", "s", "--sink-blocks", "1", format="k4v4_g64")
+        self.put("tiles", "s", "--sink-blocks", "1", format="k3v4_g64")
         self.get("tiles")
         said = self.kvmill("get", "--namespace", "tiles", "--sequence", "s", "--out", self.path("t_"), "--tiles",
                            "--json").json()
         self.assertEqual((said["blocks"], said["tokens"]), (3, 192))
         for layer in (0, 1):
             self.kvmill("decode", "--records", self.path(f"t_L{layer:02d}.records"), "--raw-in",
-                        self.path(f"t_L{layer:02d}.raw"), "--format", "k4v4_g64", "--head-dim", 64, "--heads", 3,
+                        self.path(f"t_L{layer:02d}.raw"), "--format", "k3v4_g64", "--head-dim", 64, "--heads", 3,
                         "--k", self.path("k2.npy"), "--v", self.path("v2.npy"))
             for kind in "kv":
                 decoded = Tensor.read(self.path(f"{kind}2.npy"))

@@ -425,16 +425,16 @@ TEST_F(DecodeStudyTest, WhatIsKnownOfTheMethodsShows) {
 
 TEST_F(DecodeStudyTest, ThreeBitsAreMeasuredWithoutTiles) {
   study_.methods = *FindMethods({"kvarn"});
-  study_.formats = {"k3v2_g128"};
+  study_.formats = {"k3v3_g128"};
   study_.tasks = {{&chain_, 1}};
   study_.modes = {DecodeMode::kDecode};
   const auto rows = MeasureDecode(study_);
   ASSERT_TRUE(rows.ok()) << rows.status();
   const DecodeRow* const row =
-      Find(*rows, "chain-20", "kvarn", "k3v2_g128", DecodeMode::kDecode, 200);
+      Find(*rows, "chain-20", "kvarn", "k3v3_g128", DecodeMode::kDecode, 200);
   ASSERT_NE(row, nullptr);
-  // (3 + 2) / 2, and S, Z and T: 3 fp16 numbers for 128 values.
-  EXPECT_NEAR(row->bits_per_element, 2.5 + 3 * 16.0 / 128, 1e-9);
+  // (3 + 3) / 2, and S, Z and T: 3 fp16 numbers for 128 values.
+  EXPECT_NEAR(row->bits_per_element, 3 + 3 * 16.0 / 128, 1e-9);
   EXPECT_GT(row->kl, 0);
 }
 

@@ -126,7 +126,7 @@ class Engine(Case):
         for command, arguments, code, words in (
                 ("prefill", ["--task", "chain-6"], 2, ["--task", "'chain-6'", "chain-60", "retrieval-200"]),
                 ("continue", ["--format", "k9v2_g128"], 2, ["k9v2_g128"]),
-                ("continue", ["--format", "k3v2_g128"], 2, ["k3v2_g128"]),
+                ("continue", ["--format", "k4v3_g128"], 2, ["k4v3_g128"]),
                 ("prefill", ["--prompts", "0"], 2, ["--prompts"]),
                 ("prefill", ["--prompts", "101"], 2, ["--prompts"]),
                 ("continue", ["--wait"], 2, ["--wait"]),

@@ -47,7 +47,8 @@ void ExpectSameBits(const KvarnHalf& half, const std::byte* codes, const std::by
   std::size_t different = 0;
   for (std::size_t r = 0; r < half.scale.size(); ++r) {
     for (std::size_t c = 0; c < columns; ++c) {
-      different += half.codes[r * columns + c] != CodeAt(codes + r * columns * bits / 8, c, bits);
+      different +=
+          half.codes[r * columns + c] != CodeAt(codes + r * columns * bits / 8, c, bits, columns);
     }
     different += half.scale[r] != Float16BitsAt(scale, r);
     different += half.zero[r] != Float16BitsAt(zero, r);
@@ -184,13 +185,14 @@ TEST(KvarnTest, TheClampKeepsScalesOfSmallTilesAndIsAnOption) {
   EXPECT_LT(least({.log_scale_min = -10}), 0.5f);
 }
 
-TEST(KvarnTest, ThreeBitsAreForStudiesAndLieBetweenTwoAndFour) {
-  EXPECT_FALSE(ParseTileFormat("k3v2_g128", 128).ok());
+TEST(KvarnTest, ThreeBitValuesAreForStudiesAndThreeBitsLieBetweenTwoAndFour) {
+  EXPECT_FALSE(ParseTileFormat("k3v3_g128", 128).ok());
   for (const char* name : {"k3v9_g128", "k1v3_g128", "k3v3", "3333", ""}) {
     EXPECT_FALSE(ParseStudyFormat(name, 128).ok()) << name;
   }
   EXPECT_EQ(*ParseStudyFormat("k4v2_g64", 128), (TileFormat{4, 2, 64, 128}));
   EXPECT_TRUE(HasTiles(*ParseStudyFormat("k4v2_g64", 128)));
+  EXPECT_TRUE(HasTiles(*ParseStudyFormat("k3v2_g64", 128)));
   const TileFormat three = *ParseStudyFormat("k3v3_g128", 128);
   EXPECT_FALSE(HasTiles(three));
   const TestHead head = MakeHead({2, 2, 128, 128}, InputKind::kGaussian, 1);
