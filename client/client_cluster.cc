@@ -114,6 +114,8 @@ class DrainStream final : public ServerStream<v1::DrainProgress> {
     }
     drain_.blocks = is.blocks();
     drain_.blocks_left = is.blocks_left();
+    drain_.blocks_left_out = is.blocks_left_out();
+    drain_.alone = is.alone();
     if (progress_ != nullptr) progress_(drain_);
     return true;
   }

@@ -5,8 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "service/cluster/anchor.h"
+#include "service/heard_names.h"
 #include "service/request.h"
 #include "storage/core/log.h"
+#include "storage/core/status_macros.h"
 #include "storage/namespace_table.h"
 
 namespace kvmill {
@@ -102,6 +104,13 @@ NamespaceLearner::Options ClusterBlocks::LearnerOptions() {
     return peers_.DescribeNamespace(member, question, deadline_nanos, std::move(done));
   };
   options.cancel = [this](Peers::CallId call) { peers_.Cancel(call); };
+  options.heard = [this](const NamespaceQuestion& question) -> absl::StatusOr<NamespaceSpec> {
+    KVMILL_ASSIGN_OR_RETURN(
+        TieredStore::NamespaceInfo info,
+        FindHeard(store_, question.tenant.empty() ? kDefaultTenant : question.tenant,
+                  question.name));
+    return std::move(info.spec);
+  };
   return options;
 }
 
@@ -115,9 +124,9 @@ void ClusterBlocks::Learn(const NamespaceQuestion& question, const std::string& 
         const ServedRequest served(request);
         if (closed_) return done(absl::NotFoundError("no other node is asked: this one leaves"));
         learner_.Learn(question, hint, deadline_nanos,
-                       [this, done](absl::StatusOr<NamespaceSpec> spec) {
-                         if (!spec.ok()) return done(spec.status());
-                         pull_.Open(*std::move(spec), done);
+                       [this, done](absl::StatusOr<DescribedNamespace> said) {
+                         if (!said.ok()) return done(said.status());
+                         pull_.Open(std::move(said->spec), said->name, done);
                        });
       });
 }

@@ -117,6 +117,10 @@ class ClusterBlocks {
   // Has others take over what only this node has, as it leaves, hot runs first: all blocks that are
   // stored by now. Waits for it, `limit_nanos` at most; on another thread than the loop, once.
   Handover::Report HandOver(std::int64_t limit_nanos);
+  // Blocks of the store that HandOver asks nobody to take (HeldRuns::CountOthers).
+  std::uint64_t CountLeftOut(std::chrono::nanoseconds limit) const {
+    return options_.held == nullptr ? 0 : options_.held->CountOthers(limit);
+  }
 
   // What peers are answered.
   PeerAnswers& answers() { return answers_; }

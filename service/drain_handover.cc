@@ -13,6 +13,7 @@ namespace {
 constexpr double kHandOverShare = 0.75;
 // And until calls do without what peers have not sent: they get the rest to pass on what came.
 constexpr double kWaitForPeersShare = 0.9;
+constexpr double kCountShare = 0.05;  // To count what is not handed over.
 
 }  // namespace
 
@@ -24,14 +25,24 @@ void HandOver(ClusterBlocks& blocks, const Clock& clock,
   };
   blocks.EndWaiting(clock.MonotonicNanos() + share(kWaitForPeersShare));
   const Handover::Report report = blocks.HandOver(share(kHandOverShare));
-  leaving.HandedOver(report.blocks, report.blocks_left);
-  const std::string line = absl::StrCat("drain: ", report.blocks, " blocks are on other nodes, ",
-                                        report.blocks_left, " are not");
+  const std::uint64_t left_out = blocks.CountLeftOut(std::chrono::nanoseconds(share(kCountShare)));
+  leaving.HandedOver({.blocks = report.blocks,
+                      .blocks_left = report.blocks_left,
+                      .blocks_left_out = left_out,
+                      .alone = report.alone});
+  const char* const fate = has_disk ? "missed until this one is back" : "lost with this one";
+  std::string line = absl::StrCat("drain: ", report.blocks, " blocks are on other nodes, ",
+                                  report.blocks_left, " are not");
+  if (report.blocks_left > 0) absl::StrAppend(&line, " and are ", fate);
+  if (report.alone) absl::StrAppend(&line, ": no other node stays in the cluster");
+  if (left_out > 0) {
+    absl::StrAppend(&line, "; ", left_out,
+                    " that nodes do not copy (tails, tenants that are not shared) are ", fate);
+  }
   if (report.blocks_left == 0) {
     LogInfo(line);
   } else {
-    LogWarning(absl::StrCat(
-        line, has_disk ? " and are missed until this one is back" : " and may be lost"));
+    LogWarning(line);
   }
 }
 

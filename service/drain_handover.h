@@ -15,7 +15,8 @@
 namespace kvmill {
 
 // Returns well before `deadline`, that of the drain; tells `leaving`, and logs, how many blocks
-// other nodes have then, and how many none has. `has_disk`: those come back with this node.
+// other nodes have then, how many none has, and how many nobody was asked to take. `has_disk`: what
+// no other node has comes back with this one.
 void HandOver(ClusterBlocks& blocks, const Clock& clock,
               std::chrono::system_clock::time_point deadline, bool has_disk, Leaving& leaving);
 

@@ -333,8 +333,9 @@ Peers::CallId GrpcPeers::DescribeNamespace(const Member& member, const Namespace
           const v1::DescribeNamespaceReply& reply) -> absl::StatusOr<NamespaceLearner::Answer> {
         // A node of an earlier version speaks of the daemons' own tenant, whatever it is asked.
         if (!reply.has_spec() || reply.tenant() != tenant) return NamespaceLearner::Answer();
-        KVMILL_ASSIGN_OR_RETURN(NamespaceSpec spec, FromProto(reply.spec()));
-        return NamespaceLearner::Answer(std::move(spec));
+        DescribedNamespace said{.spec = {}, .name = reply.name(), .heard = reply.heard()};
+        KVMILL_ASSIGN_OR_RETURN(said.spec, FromProto(reply.spec()));
+        return NamespaceLearner::Answer(std::move(said));
       },
       std::move(done));
 }

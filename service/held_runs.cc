@@ -1,6 +1,7 @@
 #include "service/held_runs.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace kvmill {
@@ -183,6 +184,19 @@ void HeldRuns::SortHottestFirst(std::vector<Announcement>* runs) const {
   std::stable_sort(by_uses.begin(), by_uses.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
   for (std::size_t i = 0; i < runs->size(); ++i) (*runs)[i] = by_uses[i].second;
+}
+
+std::uint64_t HeldRuns::CountOthers(std::chrono::nanoseconds limit) const {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  std::uint64_t whole = 0;
+  TieredStore::WalkCursor cursor;
+  while (store_->Walk(&cursor, [&whole](const BlockId&, const TieredStore::HeldBlock& block) {
+    whole += block.whole;
+  })) {
+    if (std::chrono::steady_clock::now() >= end) break;
+  }
+  const Stats held = stats();
+  return whole - std::min<std::uint64_t>(whole, held.blocks - held.waiting);
 }
 
 HeldRuns::Stats HeldRuns::stats() const {

@@ -99,6 +99,9 @@ class HeldRuns final : public StoreObserver, private StoreAccount<BlockId> {
   Stats stats() const;
 
   // Returns when everything that was told of before is entered, and the listener has heard of it.
+  // Whole blocks of the store that are in no run: tails, blocks whose place nobody said, and those
+  // of tenants that are not shared. Walks the store, on this thread; those found within `limit`.
+  std::uint64_t CountOthers(std::chrono::nanoseconds limit) const;
   // Between Start and Stop. CatchUp does not wait for what comes meanwhile, and is false when it
   // was not within `limit`, as while a large store is walked.
   void WaitSettled() const { follower_.WaitSettled(); }

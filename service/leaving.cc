@@ -15,9 +15,10 @@ void Leaving::WaitUntilAsked() {
   while (state_.phase == Phase::kServing) changed_.Wait(mu_);
 }
 
-void Leaving::HandedOver(std::uint64_t blocks, std::uint64_t blocks_left) {
+void Leaving::HandedOver(State how) {
+  how.phase = Phase::kEnding;
   MutexLock lock(mu_);
-  state_ = {.phase = Phase::kEnding, .blocks = blocks, .blocks_left = blocks_left};
+  state_ = how;
   changed_.NotifyAll();
 }
 

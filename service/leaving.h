@@ -22,6 +22,9 @@ class Leaving {
     Phase phase = Phase::kServing;
     // As the handing over ended: blocks that other nodes have now, and that none does.
     std::uint64_t blocks = 0, blocks_left = 0;
+    // Tails and others that no node is asked to take.
+    std::uint64_t blocks_left_out = 0;
+    bool alone = false;  // No other node stays in the cluster.
   };
 
   // False: somebody has before.
@@ -29,8 +32,8 @@ class Leaving {
   // Who drains the daemon waits here until somebody asks.
   void WaitUntilAsked();
 
-  // What is left is that calls in flight end.
-  void HandedOver(std::uint64_t blocks, std::uint64_t blocks_left);
+  // What is left is that calls in flight end. `how`: but for its phase.
+  void HandedOver(State how);
 
   State state() const;
   // Returns when the phase is another one than `seen`, or after `limit`.

@@ -393,7 +393,7 @@ absl::Status Node::Impl::Drain() {
              leaving_);
     cluster_->tickets().Stop();
   } else {
-    leaving_.HandedOver(0, 0);
+    leaving_.HandedOver({.alone = true});
   }
   if (listener_ != nullptr) listener_->Stop();
   // Their streams would keep the servers waiting, their leases the store.

@@ -132,6 +132,8 @@ absl::Status NodeDrains::DrainSelf(grpc::ServerContext& call, Writer& progress) 
                                                         : v1::DRAIN_PHASE_HANDING_OVER);
     to.set_blocks(state.blocks);
     to.set_blocks_left(state.blocks_left);
+    to.set_blocks_left_out(state.blocks_left_out);
+    to.set_alone(state.alone);
     const ClusterNode* const cluster = context_.cluster.load(std::memory_order_acquire);
     if (state.phase != Leaving::Phase::kEnding && cluster != nullptr) {
       const ClusterBlocks::CopyStats stats = cluster->blocks().copy_stats();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "service/heard_names.h"
 #include "storage/core/log.h"
 #include "storage/core/run_link.h"
 #include "storage/core/status_macros.h"
@@ -139,28 +140,29 @@ void PeerPull::Learn(Peers::CallId call, Op* op) {
           return learned(absl::UnavailableError(found.status().message()));
         }
         if (!found.ok()) return learned(found.status());
-        sealers.Post(
-            [&store, shared, fingerprint, learned, spec = std::move(found->spec)]() mutable {
-              // What is of its own tenant it does not say.
-              if (spec.tenant.empty()) spec.tenant = kDefaultTenant;
-              // The tenant is part of it: nobody can call one's blocks another's.
-              if (FingerprintOf(spec) != fingerprint) {
-                return learned(absl::DataLossError("the peer describes another namespace"));
-              }
-              if (!shared.Has(spec.tenant)) {
-                return learned(absl::FailedPreconditionError(absl::StrCat(
-                    "blocks of tenant \"", spec.tenant, "\" are not shared with this node")));
-              }
-              learned(store.OpenNamespace(absl::StrCat("peer-", ToHex(fingerprint)), spec));
-            });
+        sealers.Post([&store, shared, fingerprint, learned, spec = std::move(found->spec),
+                      heard = std::string(EngineName(found->name))]() mutable {
+          // What is of its own tenant it does not say.
+          if (spec.tenant.empty()) spec.tenant = kDefaultTenant;
+          // The tenant is part of it: nobody can call one's blocks another's.
+          if (FingerprintOf(spec) != fingerprint) {
+            return learned(absl::DataLossError("the peer describes another namespace"));
+          }
+          if (!shared.Has(spec.tenant)) {
+            return learned(absl::FailedPreconditionError(absl::StrCat(
+                "blocks of tenant \"", spec.tenant, "\" are not shared with this node")));
+          }
+          learned(store.OpenNamespace(NameOfHeard(fingerprint, heard), spec));
+        });
       });
 }
 
-void PeerPull::Open(NamespaceSpec spec, Peers::Done<TieredStore::NamespaceInfo> done) {
+void PeerPull::Open(NamespaceSpec spec, std::string heard,
+                    Peers::Done<TieredStore::NamespaceInfo> done) {
   sealers_.Post([&store = store_, &loop = loop_, alive = std::weak_ptr<bool>(alive_),
-                 spec = std::move(spec), done = std::move(done)] {
+                 spec = std::move(spec), heard = std::move(heard), done = std::move(done)] {
     absl::StatusOr<TieredStore::NamespaceInfo> space =
-        store.OpenNamespace(absl::StrCat("peer-", ToHex(FingerprintOf(spec))), spec);
+        store.OpenNamespace(NameOfHeard(FingerprintOf(spec), heard), spec);
     loop.Post([alive, space = std::move(space), done] {
       if (!alive.expired()) done(space);
     });

@@ -68,7 +68,7 @@ class PeerPull final {
   // member's address, or it is no member any more; a ReplacedError, another process answers there;
   // DEADLINE_EXCEEDED; INVALID_ARGUMENT; RESOURCE_EXHAUSTED, too many pulls. A namespace that this
   // node does not know is learned from the peer, with its tenant, and opened under a name that no
-  // engine uses ("peer-" and its fingerprint): what engines call it stays their own choice. Blocks
+  // engine uses (service/heard_names.h): what engines call it stays their own choice. Blocks
   // count for the quota of its tenant here. Of a tenant that is not shared everything is
   // FAILED_PRECONDITION. Only whole blocks are pulled: one that comes with fewer tokens is
   // DATA_LOSS.
@@ -78,9 +78,9 @@ class PeerPull final {
   // `done` does not run. Nothing when it has.
   void Cancel(Peers::CallId call);
 
-  // Opens a namespace, of the tenant that it says, under that name, which takes none from an
-  // engine. It may write to the disk, so not on the loop: `done` runs there later.
-  void Open(NamespaceSpec spec, Peers::Done<TieredStore::NamespaceInfo> done);
+  // Opens a namespace, of the tenant that it says, under such a name. `heard`: what a peer calls
+  // it; may be empty. It may write to the disk, so not on the loop: `done` runs there later.
+  void Open(NamespaceSpec spec, std::string heard, Peers::Done<TieredStore::NamespaceInfo> done);
 
   // Counters since the start, and gauges.
   struct Stats {

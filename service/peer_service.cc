@@ -12,6 +12,7 @@
 #include "service/answer.h"
 #include "service/certificate_names.h"
 #include "service/cluster_tickets.h"
+#include "service/heard_names.h"
 #include "service/peer_answers.h"
 #include "service/peer_codec.h"
 #include "service/read_ticket_call.h"
@@ -100,11 +101,19 @@ grpc::ServerUnaryReactor* PeerService::DescribeNamespace(
     v1::DescribeNamespaceReply* reply) {
   return Begin(call, *request, [&](PeerAnswers&, auto* reactor) -> absl::Status {
     const std::string tenant = request->tenant().empty() ? kDefaultTenant : request->tenant();
-    const absl::StatusOr<TieredStore::NamespaceInfo> info =
-        context_.Resolve(Caller{tenant, 0}, request->namespace_());
+    const v1::NamespaceRef& ref = request->namespace_();
+    absl::StatusOr<TieredStore::NamespaceInfo> info = context_.Known(Caller{tenant, 0}, ref);
     if (!info.ok() && !absl::IsNotFound(info.status())) return info.status();
+    if (!info.ok() && ref.ref_case() == v1::NamespaceRef::kName) {
+      // That it heard the name of two is no meaning of it.
+      info = FindHeard(context_.store, tenant, ref.name());
+      reply->set_heard(info.ok());
+    }
     reply->set_tenant(request->tenant());
-    if (info.ok() && context_.shared.Has(tenant)) ToProto(info->spec, reply->mutable_spec());
+    if (info.ok() && context_.shared.Has(tenant)) {
+      ToProto(info->spec, reply->mutable_spec());
+      reply->set_name(std::string(EngineName(info->name)));
+    }
     reactor->Finish(grpc::Status::OK);
     return absl::OkStatus();
   });

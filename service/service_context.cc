@@ -3,12 +3,36 @@
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/cluster_node.h"
+#include "service/heard_names.h"
 #include "storage/core/status_macros.h"
 #include "storage/namespace_table.h"
 
 namespace kvmill {
 
 absl::StatusOr<TieredStore::NamespaceInfo> ServiceContext::Resolve(
+    const Caller& caller, const v1::NamespaceRef& ref) const {
+  absl::StatusOr<TieredStore::NamespaceInfo> known = Known(caller, ref);
+  if (!absl::IsNotFound(known.status()) || BlocksOfPeers(caller, Elsewhere()) != nullptr) {
+    return known;
+  }
+  if (ref.ref_case() == v1::NamespaceRef::kName) {
+    absl::StatusOr<TieredStore::NamespaceInfo> heard = FindHeard(store, caller.tenant, ref.name());
+    if (!absl::IsNotFound(heard.status())) return heard;
+  }
+  if (!has_cluster || draining.load(std::memory_order_relaxed) || registered()) return known;
+  return absl::NotFoundError(
+      absl::StrCat(known.status().message(),
+                   ", and this daemon is not in its cluster yet, so that no "
+                   "other node was asked: wait until 'kvmill cluster status' "
+                   "says \"registered\""));
+}
+
+bool ServiceContext::registered() const {
+  const ClusterNode* const node = cluster.load(std::memory_order_acquire);
+  return node != nullptr && node->snapshot()->registration == Registrar::State::kRegistered;
+}
+
+absl::StatusOr<TieredStore::NamespaceInfo> ServiceContext::Known(
     const Caller& caller, const v1::NamespaceRef& ref) const {
   switch (ref.ref_case()) {
     case v1::NamespaceRef::kFingerprint: {

@@ -87,9 +87,13 @@ struct ServiceContext {
   SharedTenants shared{};  // With the other nodes of the cluster.
 
   // A namespace of the caller's tenant. NOT_FOUND for an unknown one, INVALID_ARGUMENT for a
-  // malformed reference.
+  // malformed reference. Where no other node can be asked what a name means, what was heard of it
+  // (service/heard_names.h) is enough.
   absl::StatusOr<TieredStore::NamespaceInfo> Resolve(const Caller& caller,
                                                      const v1::NamespaceRef& ref) const;
+  // As Resolve, but only what engines of this node opened, and what was opened by its fingerprint.
+  absl::StatusOr<TieredStore::NamespaceInfo> Known(const Caller& caller,
+                                                   const v1::NamespaceRef& ref) const;
   // As Resolve; and a node of the cluster gets what it names by its fingerprint of whichever tenant
   // is shared. For what nodes call to copy blocks: everything else is for a tenant.
   absl::StatusOr<TieredStore::NamespaceInfo> ResolveForNode(const Caller& caller,
@@ -104,6 +108,7 @@ struct ServiceContext {
   bool Learn(const absl::Status& unknown, const Caller& caller, const v1::NamespaceRef& ref,
              const Elsewhere& elsewhere, std::chrono::system_clock::time_point deadline,
              NamespaceDone done) const;
+  bool registered() const;  // In the cluster, now.
   // What is answered as long as those of the cluster are null: UNAVAILABLE where they will come,
   // else FAILED_PRECONDITION.
   absl::Status NoCluster() const;

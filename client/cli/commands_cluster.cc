@@ -55,6 +55,9 @@ constexpr const char* kDrainHelp =
     "  blocks      = of the node's, those that other nodes have\n"
     "  blocks_left = those that none has: they are missed, or lost without --data-dir; a longer\n"
     "                --drain-timeout of the node leaves fewer\n"
+    "  blocks_left_out = those that no node is asked to take: tails, and blocks of tenants that "
+    "nodes do not share\n"
+    "  alone       = no other node stays in the cluster\n"
     "Exit code 3 when there is no such node.\n";
 
 constexpr const char* kAlone = "this node is alone: its kvmilld was started without --cluster";
@@ -233,14 +236,22 @@ absl::Status Drain(const CommonFlags& common, const std::string& node) {
     PrintJson({{"node", node},
                {"state", left ? "left" : "ended"},
                {"blocks", drain.blocks},
-               {"blocks_left", drain.blocks_left}});
+               {"blocks_left", drain.blocks_left},
+               {"blocks_left_out", drain.blocks_left_out},
+               {"alone", drain.alone}});
     return absl::OkStatus();
   }
   Report report;
   report.Add("node", node, left ? "has left the cluster" : "answers no more");
   report.Add("blocks", HumanCount(drain.blocks), "are on other nodes");
   report.Add("left", HumanCount(drain.blocks_left),
-             drain.blocks_left == 0 ? "" : "are on its disk, if it has one, and on no other node");
+             drain.blocks_left == 0 ? ""
+             : drain.alone          ? "are on its disk, if it has one: no other node stays"
+                                    : "are on its disk, if it has one, and on no other node");
+  if (drain.blocks_left_out > 0) {
+    report.Add("left out", HumanCount(drain.blocks_left_out),
+               "tails and others that nodes do not copy: on its disk, if it has one");
+  }
   report.Print();
   return absl::OkStatus();
 }

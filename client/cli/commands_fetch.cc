@@ -25,6 +25,7 @@ constexpr const char* kLookupHelp =
     "moves nothing. Without --blocks it asks until a block is missing; the daemon counts the keys\n"
     "asked for past the end as misses in its hit rate. Exit code 3 when the first block is "
     "missing.\n"
+    "A tail is found on the node that stored it only: nodes copy and hand over whole blocks.\n"
     "\n"
     "Example:\n"
     "  kvmill lookup --namespace demo --sequence chat-1\n";
@@ -42,6 +43,8 @@ constexpr const char* kGetHelp =
     "\n"
     "A block that is missing, damaged or cannot be read is a miss: what is written ends before "
     "it.\n"
+    "A tail is found on the node that stored it only, so elsewhere the sequence ends with its last "
+    "whole block.\n"
     "Exit code 3 when nothing was found.\n"
     "\n"
     "Example:\n"
@@ -88,9 +91,10 @@ absl::Status Lookup(const CommonFlags& common, const SequenceFlags& flags) {
   } else {
     Report report;
     report.Add("hit blocks", HumanCount(found.keys.size()), HumanTiers(found.tiers));
-    report.Add(
-        "hit tokens", HumanCount(found.hit_tokens),
-        found.tail_tokens == 0 ? "" : absl::StrCat("and a tail of ", found.tail_tokens, " tokens"));
+    report.Add("hit tokens", HumanCount(found.hit_tokens),
+               found.tail_tokens > 0 ? absl::StrCat("and a tail of ", found.tail_tokens, " tokens")
+               : flags.blocks == 0   ? "no tail is here"
+                                     : "");
     report.Print();
   }
   return found.keys.empty() && found.tail_tokens == 0 ? NothingFound(flags) : absl::OkStatus();
@@ -185,9 +189,10 @@ void Print(const CommonFlags& common, const SequenceFlags& flags, const Fetched&
   }
   Report report;
   report.Add("blocks", HumanCount(fetched.blocks), HumanTiers(fetched.tiers));
-  report.Add(
-      "tokens", HumanCount(tokens),
-      fetched.tail_tokens == 0 ? "" : absl::StrCat(fetched.tail_tokens, " of them from the tail"));
+  report.Add("tokens", HumanCount(tokens),
+             fetched.tail_tokens > 0 ? absl::StrCat(fetched.tail_tokens, " of them from the tail")
+             : flags.blocks == 0 && !flags.tiles ? "no tail is here"
+                                                 : "");
   report.Add("misses", HumanCount(fetched.misses),
              fetched.first_miss.ok() ? "" : absl::StrCat("first: ", fetched.first_miss.message()));
   report.Add(

@@ -120,6 +120,7 @@ void Handover::Complete() {
     if (home.call != 0) peers_.Cancel(home.call);
     home.call = 0;
   }
+  report_.alone = !others_serve_;
   std::exchange(done_, nullptr)(report_);
 }
 

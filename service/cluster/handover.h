@@ -36,6 +36,7 @@ class Handover {
   struct Report {
     std::uint64_t runs = 0, blocks = 0;            // That others have now.
     std::uint64_t runs_left = 0, blocks_left = 0;  // That may be lost.
+    bool alone = false;                            // As it ended: no other node stays.
   };
 
   Handover(Loop& loop, Peers& peers, PeerHealth& health, Options options);

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "storage/core/quoted.h"
 
 namespace kvmill {
 namespace {
 
 std::string TextOf(const NamespaceQuestion& question) {
-  return question.name.empty() ? ToHex(question.fingerprint)
-                               : absl::StrCat("\"", absl::CEscape(question.name), "\"");
+  return question.name.empty() ? ToHex(question.fingerprint) : Quoted(question.name);
 }
 
 absl::Status Unknown(const NamespaceQuestion& question) {
@@ -74,10 +73,11 @@ void NamespaceLearner::Learn(const NamespaceQuestion& question, const std::strin
   }
   const bool first = found == asking_.end();
   if (first) {
-    std::vector<Member> members = MembersToAsk(question, hint);
-    if (members.empty()) return done(Unknown(question));
-    found = asking_.emplace(question, Asking{}).first;
-    found->second.members = std::move(members);
+    Asking asking;
+    asking.members = MembersToAsk(question, hint);
+    Hear(question, &asking.heard);
+    if (asking.members.empty()) return done(ResultOf(question, asking));
+    found = asking_.emplace(question, std::move(asking)).first;
     found->second.timer =
         loop_.At(now + options_.limit_nanos, [this, question] { Complete(question); });
   }
@@ -91,6 +91,17 @@ void NamespaceLearner::Learn(const NamespaceQuestion& question, const std::strin
     node.mapped().done(Unknown(question));
   });
   if (first) Ask(question);
+}
+
+// What this node heard itself counts as what others heard.
+void NamespaceLearner::Hear(const NamespaceQuestion& question, Asking::Meaning* heard) const {
+  if (question.name.empty()) return;
+  absl::StatusOr<NamespaceSpec> spec = options_.heard(question);
+  if (spec.ok()) {
+    Add(question, {*std::move(spec), question.name, true}, options_.self_id, heard);
+  } else if (!absl::IsNotFound(spec.status())) {
+    heard->differ = spec.status();
+  }
 }
 
 void NamespaceLearner::Ask(const NamespaceQuestion& question) {
@@ -119,7 +130,7 @@ void NamespaceLearner::Answered(const NamespaceQuestion& question, Peers::CallId
                                 absl::StatusOr<Answer> answer) {
   Asking& asking = asking_.at(question);
   const Member member = asking.calls.extract(call).mapped();
-  if (answer.ok() && answer->has_value()) (**answer).tenant = TenantOf(question);
+  if (answer.ok() && answer->has_value()) (**answer).spec.tenant = TenantOf(question);
   if (!answer.ok()) {
     // One of an earlier version has no such method, and is well.
     if (absl::IsUnimplemented(answer.status())) {
@@ -127,29 +138,37 @@ void NamespaceLearner::Answered(const NamespaceQuestion& question, Peers::CallId
     } else {
       health_.Failed(member, PeerHealth::Fault::kFailed);
     }
-  } else if (answer->has_value() && !IsTrue(question, **answer)) {
+  } else if (answer->has_value() && !IsTrue(question, (**answer).spec)) {
     health_.Failed(member, PeerHealth::Fault::kLied);
   } else {
     health_.Succeeded(member);
-    if (answer->has_value() && asking.found.has_value() && *asking.found != **answer) {
-      asking.differ = absl::FailedPreconditionError(absl::StrCat(
-          "namespace ", TextOf(question), " is another one on node \"", member.id, "\" than on \"",
-          asking.found_by, "\": ", DescribeDifference(**answer, *asking.found)));
-      return Complete(question);
-    }
     if (answer->has_value()) {
-      asking.found = *std::move(answer);
-      asking.found_by = member.id;
-      if (question.name.empty()) return Complete(question);
+      const bool heard = !question.name.empty() && (**answer).heard;
+      Add(question, **std::move(answer), member.id, heard ? &asking.heard : &asking.known);
+      if (question.name.empty() || !asking.known.differ.ok()) return Complete(question);
     }
   }
   Ask(question);
 }
 
-absl::StatusOr<NamespaceSpec> NamespaceLearner::ResultOf(const NamespaceQuestion& question,
-                                                         const Asking& asking) const {
-  if (!asking.differ.ok()) return asking.differ;
-  if (asking.found.has_value()) return *asking.found;
+void NamespaceLearner::Add(const NamespaceQuestion& question, DescribedNamespace said,
+                           const std::string& by, Asking::Meaning* meaning) {
+  if (!meaning->found.has_value()) {
+    meaning->found = std::move(said);
+    meaning->found_by = by;
+  } else if (meaning->found->spec != said.spec) {
+    meaning->differ = absl::FailedPreconditionError(absl::StrCat(
+        "namespace ", TextOf(question), " is another one on node \"", by, "\" than on \"",
+        meaning->found_by, "\": ", DescribeDifference(said.spec, meaning->found->spec)));
+  }
+}
+
+absl::StatusOr<DescribedNamespace> NamespaceLearner::ResultOf(const NamespaceQuestion& question,
+                                                              const Asking& asking) const {
+  for (const Asking::Meaning* meaning : {&asking.known, &asking.heard}) {
+    if (!meaning->differ.ok()) return meaning->differ;
+    if (meaning->found.has_value()) return *meaning->found;
+  }
   return Unknown(question);
 }
 
@@ -158,7 +177,7 @@ void NamespaceLearner::Complete(const NamespaceQuestion& question) {
   Asking& asking = node.mapped();
   loop_.Cancel(asking.timer);
   for (const auto& [call, member] : asking.calls) options_.cancel(call);
-  const absl::StatusOr<NamespaceSpec> result = ResultOf(question, asking);
+  const absl::StatusOr<DescribedNamespace> result = ResultOf(question, asking);
   if (absl::IsNotFound(result.status())) RememberUnknown(question);
   waiters_ -= asking.waiters.size();
   for (auto& [id, waiter] : asking.waiters) {

@@ -3,7 +3,8 @@
 // Asked for by its fingerprint an answer proves itself: what it describes has that fingerprint, or
 // it is a lie, and others are asked. A name proves nothing. So everybody is asked, and when two
 // mean different namespaces by it, it is none; and what is learned by a name binds no name here, so
-// that a peer cannot take one from this node's engines.
+// that a peer cannot take one from this node's engines. What nodes only heard a name to mean
+// (service/heard_names.h) counts where no node's engines use it.
 //
 // Whoever asks for what is being asked already waits for the same answer; that nobody knows a
 // namespace is remembered for a moment. So a namespace that nobody has costs each node one question
@@ -39,11 +40,19 @@ struct NamespaceQuestion {
   friend auto operator<=>(const NamespaceQuestion&, const NamespaceQuestion&) = default;
 };
 
+struct DescribedNamespace {
+  NamespaceSpec spec;
+  std::string name;    // What engines of who says so call it; empty: it does not know.
+  bool heard = false;  // Asked for by a name: its engines never opened it, others' did.
+
+  friend bool operator==(const DescribedNamespace&, const DescribedNamespace&) = default;
+};
+
 class NamespaceLearner {
  public:
-  // What a peer says, of the tenant that was asked for; its `tenant` is not looked at. Nothing: it
-  // does not know it.
-  using Answer = std::optional<NamespaceSpec>;
+  // What a peer says, of the tenant that was asked for; its spec's tenant is not looked at.
+  // Nothing: it does not know it.
+  using Answer = std::optional<DescribedNamespace>;
   struct Options {
     std::string self_id;
     std::string tenant;                          // The daemons' own.
@@ -55,6 +64,9 @@ class NamespaceLearner {
                                 std::int64_t deadline_nanos, Peers::Done<Answer> done)>
         ask;
     std::function<void(Peers::CallId)> cancel;
+    // What this node itself heard the name to mean. FAILED_PRECONDITION: different things.
+    std::function<absl::StatusOr<NamespaceSpec>(const NamespaceQuestion& question)> heard =
+        [](const NamespaceQuestion&) { return absl::NotFoundError("nothing was heard"); };
   };
   static constexpr std::size_t kQuestionsMax = 16;      // Different ones at a time,
   static constexpr std::size_t kQuestionsOfOneMax = 4;  // of them of one tenant other than our own.
@@ -62,7 +74,7 @@ class NamespaceLearner {
   static constexpr std::size_t kCallsMax = 8;           // Of one question, at a time,
   static constexpr std::size_t kAskedMax = 256;         //   and in all.
   static constexpr std::size_t kUnknownMax = 1024;      // That are remembered.
-  using Done = std::function<void(absl::StatusOr<NamespaceSpec>)>;
+  using Done = std::function<void(absl::StatusOr<DescribedNamespace>)>;
 
   NamespaceLearner(Loop& loop, PeerHealth& health, Options options);
   ~NamespaceLearner();
@@ -99,10 +111,13 @@ class NamespaceLearner {
     std::map<Peers::CallId, Member> calls;
     std::map<std::uint64_t, Waiter> waiters;
     Loop::TimerId timer = 0;
-    // Of a name: what it is, and who said so first.
-    Answer found;
-    std::string found_by;
-    absl::Status differ;
+    // Of a name: what it is, and who said so first; what engines mean by it, and what was heard.
+    struct Meaning {
+      Answer found;
+      std::string found_by;
+      absl::Status differ;
+    };
+    Meaning known, heard;
   };
   const std::string& TenantOf(const NamespaceQuestion& question) const {
     return question.tenant.empty() ? options_.tenant : question.tenant;
@@ -111,14 +126,17 @@ class NamespaceLearner {
   bool TooMany(const NamespaceQuestion& question) const;
   std::vector<Member> MembersToAsk(const NamespaceQuestion& question,
                                    const std::string& hint) const;
+  void Hear(const NamespaceQuestion& question, Asking::Meaning* heard) const;
   void Ask(const NamespaceQuestion& question);
   void Answered(const NamespaceQuestion& question, Peers::CallId call,
                 absl::StatusOr<Answer> answer);
   // Whether it is an answer to the question.
   bool IsTrue(const NamespaceQuestion& question, const NamespaceSpec& spec) const;
   void Complete(const NamespaceQuestion& question);
-  absl::StatusOr<NamespaceSpec> ResultOf(const NamespaceQuestion& question,
-                                         const Asking& asking) const;
+  static void Add(const NamespaceQuestion& question, DescribedNamespace said, const std::string& by,
+                  Asking::Meaning* meaning);
+  absl::StatusOr<DescribedNamespace> ResultOf(const NamespaceQuestion& question,
+                                              const Asking& asking) const;
   void RememberUnknown(const NamespaceQuestion& question);
 
   Loop& loop_;

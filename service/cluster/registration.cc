@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "storage/core/quoted.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -65,8 +66,8 @@ bool FromHex(absl::string_view hex, std::size_t bytes, std::string* to) {
 absl::Status CheckName(absl::string_view what, absl::string_view name) {
   if (name.empty() || name.size() > kNameBytesMax ||
       !std::all_of(name.begin(), name.end(), IsNameCharacter)) {
-    return absl::InvalidArgumentError(absl::StrCat(what, " \"", absl::CEscape(name),
-                                                   "\": want 1 to ", kNameBytesMax,
+    return absl::InvalidArgumentError(absl::StrCat(what, " ", Quoted(name), ": want 1 to ",
+                                                   kNameBytesMax,
                                                    " letters, digits, '.', '-' and '_'"));
   }
   return absl::OkStatus();

@@ -156,6 +156,10 @@ TEST_F(ClusterDrainTest, TheCommandSaysWhatBecameOfTheNode) {
   StartNodes({"a", "b"}, {"--drain-timeout", "60s"});
   const ClientNamespace ns = OpenOn("b");
   ASSERT_TRUE(PutOn("b", ns, "s").ok());
+  // A tail, which nobody else is asked to take.
+  Sequence short_one(SmallSpec(), SmallSpec().block_tokens / 2, 2);
+  const auto tail = ClientOf("b").Store(ns, short_one.Blocks("tail"), {});
+  ASSERT_TRUE(tail.ok()) << tail.status();
   const ClientNamespace ns_a = OpenOn("a");
   Until([&] { return HitsOn("a", ns_a, "s") == kBlocks; });
   nodes_["b"].client.reset();
@@ -167,6 +171,10 @@ TEST_F(ClusterDrainTest, TheCommandSaysWhatBecameOfTheNode) {
   EXPECT_EQ(json["state"], "left");
   EXPECT_EQ(json["blocks"], kBlocks);
   EXPECT_EQ(json["blocks_left"], 0);
+  EXPECT_EQ(json["blocks_left_out"], 1);
+  EXPECT_EQ(json["alone"], false);
+  EXPECT_THAT(nodes_["b"].process->standard_error(),
+              HasSubstr("0 are not; 1 that nodes do not copy"));
   EXPECT_EQ(nodes_["b"].process->WaitExit().code, 0);
   EXPECT_EQ(HitsOn("a", ns_a, "s", true), kBlocks);
   // The last one has nobody to hand over to, and says so; it is asked at its own admin address.
@@ -174,8 +182,9 @@ TEST_F(ClusterDrainTest, TheCommandSaysWhatBecameOfTheNode) {
   const Said alone =
       Kvmill({"cluster", "drain", "a", "--server", nodes_["a"].ready["admin"].get<std::string>()});
   EXPECT_EQ(alone.exit.code, 0) << alone.error;
-  EXPECT_THAT(alone.output, AllOf(HasSubstr("answers no more"), HasSubstr(absl::StrCat(kBlocks)),
-                                  HasSubstr("on no other node")));
+  EXPECT_THAT(alone.output,
+              AllOf(HasSubstr("answers no more"), HasSubstr(absl::StrCat(kBlocks)),
+                    HasSubstr("no other node stays"), ::testing::Not(HasSubstr("left out"))));
   EXPECT_EQ(nodes_["a"].process->WaitExit().code, 0);
 }
 
@@ -306,7 +315,8 @@ TEST_F(ClusterDrainTest, ADaemonWithoutAClusterIsDrainedByItsName) {
       Kvmill({"--json", "--server", "unix:" + socket(), "cluster", "drain", "lonely"});
   EXPECT_EQ(said.exit.code, 0) << said.error;
   EXPECT_EQ(said.output,
-            "{\"node\":\"lonely\",\"state\":\"ended\",\"blocks\":0,\"blocks_left\":0}\n");
+            "{\"node\":\"lonely\",\"state\":\"ended\",\"blocks\":0,\"blocks_left\":0,"
+            "\"blocks_left_out\":0,\"alone\":true}\n");
   EXPECT_EQ(daemon_->WaitExit().code, 0);
 }
 

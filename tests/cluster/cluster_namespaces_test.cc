@@ -1,5 +1,6 @@
 // Real daemons and a real etcd: blocks of a namespace that the asked node has never opened.
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include <map>
 #include <string>
@@ -97,6 +98,42 @@ TEST_F(ClusterNamespacesTest, ANameThatAnotherNodeKnowsIsFound) {
     return absl::IsFailedPrecondition(twice);
   });
   EXPECT_THAT(std::string(twice.message()), HasSubstr("namespace \"shared\""));
+}
+
+// Names live on where the blocks do, on nodes that never had an engine.
+TEST_F(ClusterNamespacesTest, ANameOutlivesTheNodesWhoseEnginesUseIt) {
+  StartNode("b", "b", kLongLease);
+  StartNode("a", "a", kLongLease);
+  for (const char* name : {"a", "b"}) Until([&] { return MembersOf(name) == "a b"; });
+  PutOnA();
+  nodes_["a"].process->Signal(SIGTERM);
+  EXPECT_EQ(nodes_["a"].process->WaitExit().code, 0);
+  Until([&] { return MembersOf("b") == "b"; });
+  // By itself, with nobody to ask, and asked by one that has heard of nothing.
+  const auto here = ClientOf("b").FindNamespace("shared");
+  ASSERT_TRUE(here.ok()) << here.status();
+  EXPECT_EQ(here->name, "shared");
+  EXPECT_EQ(here->fingerprint, ns_.fingerprint);
+  EXPECT_EQ(Pages(ClientOf("b")), stored_);
+  StartNode("c", "c", kLongLease);
+  for (const char* name : {"b", "c"}) Until([&] { return MembersOf(name) == "b c"; });
+  absl::StatusOr<ClientNamespace> there = absl::NotFoundError("");
+  Until([&] {
+    there = ClientOf("c").FindNamespace("shared");
+    return there.ok();
+  });
+  EXPECT_EQ(there->fingerprint, ns_.fingerprint);
+  // What engines call so from now on is what it means, here and elsewhere.
+  NamespaceSpec other = SmallSpec();
+  other.model = "other";
+  const auto bound = ClientOf("b").OpenNamespace("shared", other);
+  ASSERT_TRUE(bound.ok()) << bound.status();
+  StartNode("d", "d", kLongLease);
+  for (const char* name : {"b", "c", "d"}) Until([&] { return MembersOf(name) == "b c d"; });
+  Until([&] {
+    const auto found = ClientOf("d").FindNamespace("shared");
+    return found.ok() && found->fingerprint == bound->fingerprint;
+  });
 }
 
 // As an engine does that knows the namespace from elsewhere.

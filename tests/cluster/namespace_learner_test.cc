@@ -25,6 +25,11 @@ NamespaceSpec SpecOf(const std::string& model, const std::string& tenant = "") {
   return spec;
 }
 
+NamespaceLearner::Answer Said(const std::string& model, const std::string& name = "",
+                              bool heard = false) {
+  return DescribedNamespace{SpecOf(model), name, heard};
+}
+
 class NamespaceLearnerTest : public ::testing::Test {
  protected:
   struct Script {
@@ -33,7 +38,7 @@ class NamespaceLearnerTest : public ::testing::Test {
     NamespaceLearner::Answer answer;  // To whatever it is asked.
     std::int64_t delay = kSimMs;
   };
-  using Learned = std::shared_ptr<std::optional<absl::StatusOr<NamespaceSpec>>>;
+  using Learned = std::shared_ptr<std::optional<absl::StatusOr<DescribedNamespace>>>;
 
   void SetUp() override { SetView(3); }
   // This node is "node-0".
@@ -65,6 +70,7 @@ class NamespaceLearnerTest : public ::testing::Test {
       loop_.Cancel(call);
       --open_;
     };
+    options.heard = [this](const NamespaceQuestion&) { return heard_; };
     return options;
   }
   static NamespaceQuestion By(const NamespaceSpec& spec) {
@@ -72,19 +78,19 @@ class NamespaceLearnerTest : public ::testing::Test {
   }
   Learned Ask(const NamespaceQuestion& question, std::int64_t timeout = 10 * kSimSecond,
               const std::string& hint = "") {
-    auto learned = std::make_shared<std::optional<absl::StatusOr<NamespaceSpec>>>();
+    auto learned = std::make_shared<std::optional<absl::StatusOr<DescribedNamespace>>>();
     learner_.Learn(question, hint, loop_.clock().MonotonicNanos() + timeout,
-                   [learned](absl::StatusOr<NamespaceSpec> spec) {
+                   [learned](absl::StatusOr<DescribedNamespace> said) {
                      EXPECT_FALSE(learned->has_value()) << "twice";
-                     *learned = std::move(spec);
+                     *learned = std::move(said);
                    });
     return learned;
   }
   void Run(std::int64_t nanos) {
     events_.RunUntil(events_.now() + nanos, [] {});
   }
-  absl::StatusOr<NamespaceSpec> Learn(const NamespaceQuestion& question,
-                                      const std::string& hint = "") {
+  absl::StatusOr<DescribedNamespace> Learn(const NamespaceQuestion& question,
+                                           const std::string& hint = "") {
     const Learned learned = Ask(question, 10 * kSimSecond, hint);
     Run(1500 * kSimMs);
     EXPECT_TRUE(learned->has_value());
@@ -98,6 +104,7 @@ class NamespaceLearnerTest : public ::testing::Test {
   PeerHealth health_{loop_.clock()};
   std::uint64_t views_ = 0;
   std::map<std::string, Script> scripts_;
+  absl::StatusOr<NamespaceSpec> heard_ = absl::NotFoundError("nothing");  // By this node.
   std::vector<std::string> asked_;
   int open_ = 0;
   NamespaceLearner learner_{loop_, health_, Options()};
@@ -105,17 +112,17 @@ class NamespaceLearnerTest : public ::testing::Test {
 
 TEST_F(NamespaceLearnerTest, WhoeverKnowsItSaysSo) {
   const NamespaceSpec spec = SpecOf("m", "default");
-  scripts_["node-2"].answer = SpecOf("m");
+  scripts_["node-2"].answer = Said("m");
   const auto learned = Learn(By(spec));
   ASSERT_TRUE(learned.ok()) << learned.status();
-  EXPECT_EQ(*learned, spec) << "in this node's tenant";
+  EXPECT_EQ(learned->spec, spec) << "in this node's tenant";
   EXPECT_THAT(asked_, UnorderedElementsAre("node-1", "node-2"));
   // By a name everybody is asked.
   asked_.clear();
-  scripts_["node-1"].answer = SpecOf("m");
+  scripts_["node-1"].answer = Said("m");
   const auto named = Learn({.name = "n"});
   ASSERT_TRUE(named.ok()) << named.status();
-  EXPECT_EQ(*named, spec);
+  EXPECT_EQ(named->spec, spec);
   EXPECT_THAT(asked_, UnorderedElementsAre("node-1", "node-2"));
 }
 
@@ -126,14 +133,14 @@ TEST_F(NamespaceLearnerTest, ATenantLearnsWhatIsItsOwn) {
     return question;
   };
   const NamespaceSpec of_a = SpecOf("m", "team-a");
-  scripts_["node-1"].answer = scripts_["node-2"].answer = SpecOf("m");
+  scripts_["node-1"].answer = scripts_["node-2"].answer = Said("m");
   const auto learned = Learn(asks(of_a, "team-a"));
   ASSERT_TRUE(learned.ok()) << learned.status();
-  EXPECT_EQ(*learned, of_a);
+  EXPECT_EQ(learned->spec, of_a);
   const auto named = Learn({.name = "n", .tenant = "team-a"});
   ASSERT_TRUE(named.ok()) << named.status();
-  EXPECT_EQ(named->tenant, "team-a");
-  EXPECT_EQ(Learn({.name = "n"})->tenant, "default");
+  EXPECT_EQ(named->spec.tenant, "team-a");
+  EXPECT_EQ(Learn({.name = "n"})->spec.tenant, "default");
   // By another one's fingerprint there is nothing to learn: no description has it.
   EXPECT_EQ(Learn(asks(of_a, "team-b")).status().code(), absl::StatusCode::kNotFound);
   Run(PeerHealth::kPauseMaxNanos);  // Here that was a lie.
@@ -164,7 +171,7 @@ TEST_F(NamespaceLearnerTest, WhatOneTenantAsksLeavesRoomForOthers) {
 TEST_F(NamespaceLearnerTest, TheHintIsAskedFirst) {
   SetView(40);
   const NamespaceSpec spec = SpecOf("m", "default");
-  scripts_["node-7"].answer = SpecOf("m");
+  scripts_["node-7"].answer = Said("m");
   ASSERT_TRUE(Learn(By(spec), "node-7").ok());
   ASSERT_FALSE(asked_.empty());
   EXPECT_EQ(asked_[0], "node-7");
@@ -173,11 +180,11 @@ TEST_F(NamespaceLearnerTest, TheHintIsAskedFirst) {
 
 TEST_F(NamespaceLearnerTest, ALieIsNoAnswerAndTheLiarIsLeftAlone) {
   const NamespaceSpec spec = SpecOf("m", "default");
-  scripts_["node-1"].answer = SpecOf("planted");
-  scripts_["node-2"] = {.answer = SpecOf("m"), .delay = 50 * kSimMs};
+  scripts_["node-1"].answer = Said("planted");
+  scripts_["node-2"] = {.answer = Said("m"), .delay = 50 * kSimMs};
   const auto learned = Learn(By(spec));
   ASSERT_TRUE(learned.ok()) << learned.status();
-  EXPECT_EQ(learned->model, "m");
+  EXPECT_EQ(learned->spec.model, "m");
   EXPECT_EQ(health_.paused_count(), 1u);
   // Nobody else has it: then nobody has.
   scripts_["node-2"].answer.reset();
@@ -185,19 +192,54 @@ TEST_F(NamespaceLearnerTest, ALieIsNoAnswerAndTheLiarIsLeftAlone) {
   EXPECT_EQ(Learn(By(SpecOf("other", "default"))).status().code(), absl::StatusCode::kNotFound);
   // Of a name a description that none can be is a lie, too.
   Run(PeerHealth::kPauseMaxNanos);
-  scripts_["node-1"].answer->groups.clear();
+  scripts_["node-1"].answer->spec.groups.clear();
   EXPECT_EQ(Learn({.name = "n"}).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(NamespaceLearnerTest, ANameThatMeansTwoThingsIsNone) {
-  scripts_["node-1"].answer = SpecOf("one");
-  scripts_["node-2"] = {.answer = SpecOf("two"), .delay = 5 * kSimMs};
+  scripts_["node-1"].answer = Said("one");
+  scripts_["node-2"] = {.answer = Said("two"), .delay = 5 * kSimMs};
   const auto learned = Learn({.name = "n"});
   EXPECT_EQ(learned.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(learned.status().message()),
               HasSubstr("model is \"two\" here and \"one\" there"));
   EXPECT_THAT(std::string(learned.status().message()), HasSubstr("\"node-2\" than on \"node-1\""));
   EXPECT_EQ(learner_.unknown(), 0u) << "it is not unknown";
+}
+
+// What engines mean by a name goes before what nodes only heard of it.
+TEST_F(NamespaceLearnerTest, WhatWasHeardCountsWhereNoEnginesKnowTheName) {
+  scripts_["node-1"].answer = Said("old", "n", true);
+  const auto heard = Learn({.name = "n"});
+  ASSERT_TRUE(heard.ok()) << heard.status();
+  EXPECT_EQ(heard->spec.model, "old");
+  scripts_["node-2"] = {.answer = Said("new", "n"), .delay = 5 * kSimMs};
+  const auto known = Learn({.name = "n"});
+  ASSERT_TRUE(known.ok()) << known.status();
+  EXPECT_EQ(known->spec.model, "new");
+  scripts_["node-2"].answer->heard = true;
+  EXPECT_THAT(std::string(Learn({.name = "n"}).status().message()),
+              HasSubstr("\"node-2\" than on \"node-1\""));
+  // With a fingerprint there is no doubt about what is meant.
+  scripts_["node-2"].answer = {};
+  const auto proved = Learn(By(SpecOf("old", "default")));
+  ASSERT_TRUE(proved.ok()) << proved.status();
+  EXPECT_EQ(proved->name, "n");
+}
+
+TEST_F(NamespaceLearnerTest, WhatThisNodeHeardCountsAsWhatOthersHeard) {
+  heard_ = SpecOf("mine", "default");
+  EXPECT_EQ(Learn({.name = "n"})->spec.model, "mine") << "nobody else knows it";
+  EXPECT_EQ(Learn(By(SpecOf("mine", "default"))).status().code(), absl::StatusCode::kNotFound);
+  scripts_["node-1"].answer = Said("theirs", "n", true);
+  EXPECT_EQ(Learn({.name = "n"}).status().code(), absl::StatusCode::kFailedPrecondition);
+  scripts_["node-1"].answer->heard = false;
+  EXPECT_EQ(Learn({.name = "n"})->spec.model, "theirs");
+  // Alone, and of two things.
+  SetView(1);
+  EXPECT_EQ(Learn({.name = "n"})->spec.model, "mine");
+  heard_ = absl::FailedPreconditionError("two");
+  EXPECT_EQ(Learn({.name = "n"}).status(), heard_.status());
 }
 
 TEST_F(NamespaceLearnerTest, WhatNobodyKnowsIsAskedForOnceInAWhile) {
@@ -216,7 +258,7 @@ TEST_F(NamespaceLearnerTest, WhatNobodyKnowsIsAskedForOnceInAWhile) {
   }
   EXPECT_THAT(asked_, SizeIs(2));
   // Later somebody may know it.
-  scripts_["node-1"].answer = SpecOf("m");
+  scripts_["node-1"].answer = Said("m");
   Run(kSimSecond);
   EXPECT_TRUE(Learn(question).ok());
   EXPECT_EQ(learner_.unknown(), 0u);
@@ -248,7 +290,7 @@ TEST_F(NamespaceLearnerTest, WhatIsRememberedAndAskedIsBounded) {
 TEST_F(NamespaceLearnerTest, SilentNodesCostTheirTimeAndTheCallersDeadlineHolds) {
   const NamespaceSpec spec = SpecOf("m", "default");
   scripts_["node-1"].silent = true;
-  scripts_["node-2"] = {.answer = SpecOf("m"), .delay = 150 * kSimMs};
+  scripts_["node-2"] = {.answer = Said("m"), .delay = 150 * kSimMs};
   const Learned hasty = Ask(By(spec), 100 * kSimMs);
   const Learned patient = Ask(By(spec));
   Run(120 * kSimMs);

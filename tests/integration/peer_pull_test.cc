@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/strings/escaping.h"
+#include "service/heard_names.h"
 #include "service/thread_loop.h"
 #include "storage/core/run_link.h"
 #include "tests/integration/lying_daemon.h"
@@ -308,7 +309,7 @@ TEST_F(PeerPullTest, NamespaceIsLearnedFromThePeer) {
   for (auto& pull : pulls) EXPECT_EQ(CountOf(pull.get(), absl::StatusCode::kOk), kBlocks);
   const auto learned = store_->FindNamespace("default", ns_.fingerprint);
   ASSERT_TRUE(learned.ok()) << learned.status();
-  EXPECT_EQ(learned->name, "peer-" + ToHex(ns_.fingerprint));
+  EXPECT_EQ(learned->name, NameOfHeard(ns_.fingerprint, ns_.name));
   spec.model = ns_.spec.model;
   EXPECT_EQ(store_->OpenNamespace("mine", spec)->id, learned->id);
   space_ = learned->id;

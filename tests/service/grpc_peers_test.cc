@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "client/request_context.h"
+#include "service/heard_names.h"
 #include "storage/core/mutex.h"
 #include "tests/cluster/sketches.h"
 #include "tests/service/grpc_peers_fixture.h"
@@ -144,10 +145,11 @@ TEST_F(GrpcPeersTest, ANodeDescribesTheNamespacesThatItKnows) {
   spec.tenant.clear();
   const auto by_fingerprint = describe({.name = "", .fingerprint = fingerprint_});
   ASSERT_TRUE(by_fingerprint.ok()) << by_fingerprint.status();
-  EXPECT_EQ(*by_fingerprint, spec);
-  const auto by_name = describe({.name = store_->Namespaces().at(0).name});
+  const std::string name = store_->Namespaces().at(0).name;
+  EXPECT_EQ(*by_fingerprint, (DescribedNamespace{spec, name, false}));
+  const auto by_name = describe({.name = name});
   ASSERT_TRUE(by_name.ok()) << by_name.status();
-  EXPECT_EQ(*by_name, spec);
+  EXPECT_EQ(*by_name, (DescribedNamespace{spec, name, false}));
   const auto unknown = describe({.name = "nowhere"});
   ASSERT_TRUE(unknown.ok()) << unknown.status();
   EXPECT_FALSE(unknown->has_value());
@@ -158,6 +160,40 @@ TEST_F(GrpcPeersTest, ANodeDescribesTheNamespacesThatItKnows) {
             grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(Ask(&v1::Peer::Stub::DescribeNamespace, v1::DescribeNamespaceRequest()).error_code(),
             grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+// Of namespaces that its own engines never opened.
+TEST_F(GrpcPeersTest, ANodeSaysWhatItHeardOfAName) {
+  const auto describe = [&](const NamespaceQuestion& question) {
+    const auto said =
+        Wait<NamespaceLearner::Answer>(30'000 * kMs, [&](std::int64_t deadline, auto done) {
+          peers_->DescribeNamespace(b_, question, deadline, done);
+        });
+    EXPECT_TRUE(said.ok()) << said.status();
+    return said.ok() ? *said : NamespaceLearner::Answer();
+  };
+  NamespaceSpec spec = Spec();
+  spec.tenant = kDefaultTenant;
+  spec.model = "heard";
+  ASSERT_TRUE(store_->OpenNamespace(NameOfHeard(FingerprintOf(spec), "theirs"), spec).ok());
+  NamespaceSpec said = spec;
+  said.tenant.clear();
+  EXPECT_EQ(describe({.name = "theirs"}), (DescribedNamespace{said, "theirs", true}));
+  EXPECT_EQ(describe({.name = "", .fingerprint = FingerprintOf(spec)}),
+            (DescribedNamespace{said, "theirs", false}));
+  // Two of them are no answer, and no error: it may mean something elsewhere.
+  NamespaceSpec other = spec;
+  other.model = "another";
+  ASSERT_TRUE(store_->OpenNamespace(NameOfHeard(FingerprintOf(other), "theirs"), other).ok());
+  EXPECT_FALSE(describe({.name = "theirs"}).has_value());
+  // One that was heard under no name, or under one that none can be.
+  other.model = "nameless";
+  ASSERT_TRUE(store_->OpenNamespace(NameOfHeard(FingerprintOf(other), "a b"), other).ok());
+  EXPECT_EQ(describe({.name = "", .fingerprint = FingerprintOf(other)})->name, "");
+  EXPECT_FALSE(describe({.name = "a b"}).has_value());
+  EXPECT_FALSE(describe({.name = ""}).has_value() && describe({.name = ""})->heard);
+  EXPECT_EQ(NameOfHeard(FingerprintOf(other), std::string(128, 'x')),
+            NameOfHeard(FingerprintOf(other), ""));
 }
 
 // Two tenants with one spec, of which this fixture's node has a block each.
