@@ -248,8 +248,13 @@ void StoreCall::ChunkDone(BlockNumber number, const Chunk& chunk,
   {
     MutexLock lock(mu_);
     Block& block = blocks_.at(number);
-    if (block.phase == Block::Phase::kOpen) {
+    // The chunk that seals a block may be back before others that were written before it.
+    const bool sealed = block.result.has_value() &&
+                        block.result->result().outcome() == v1::STORE_STORED && result.ok();
+    if (block.phase == Block::Phase::kOpen || sealed) {
       block.raw_bytes += RawBytesOfChunk(namespace_, chunk.head);
+    }
+    if (block.phase == Block::Phase::kOpen) {
       if (!result.ok()) {
         const bool existing = absl::IsAlreadyExists(result.status());
         Close(number, block, existing ? v1::STORE_EXISTING : v1::STORE_FAILED,
@@ -303,7 +308,8 @@ void StoreCall::Release(Block& block, const Chunk& chunk) {
   --tasks_;
   window_used_bytes_ -= CostOf(chunk);
   if (block.pending > 0 || !block.result.has_value()) return;
-  if (!finished_) replies_.push_back(*std::move(block.result));
+  block.result->mutable_result()->set_raw_bytes(block.raw_bytes);
+  if (!finished_) replies_.push_back(ToByteBuffer(*block.result));
   block.result.reset();
 }
 
@@ -324,7 +330,7 @@ void StoreCall::Close(BlockNumber number, Block& block, v1::StoreOutcome outcome
   FillSealed(sealed, result);
   if (finished_) return;
   if (block.pending > 0) {
-    block.result = ToByteBuffer(reply);
+    block.result = std::move(reply);
   } else {
     replies_.push_back(ToByteBuffer(reply));
   }

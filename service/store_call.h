@@ -65,7 +65,7 @@ class StoreCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::B
     bool last = false;                  // The caller sends no more.
     std::uint64_t raw_bytes = 0;
     std::uint32_t existing_heads = 0;
-    std::optional<grpc::ByteBuffer> result;  // kClosed, and pending: to be sent afterwards.
+    std::optional<v1::StoreReply> result;  // kClosed, and pending: to be sent afterwards.
   };
   using BlockNumber = std::pair<std::uint32_t, std::uint32_t>;  // (sequence, group).
 
