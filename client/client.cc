@@ -145,6 +145,8 @@ absl::StatusOr<ClientNamespace> NamespaceFromProto(const v1::NamespaceInfo& info
   KVMILL_ASSIGN_OR_RETURN(ns.spec, FromProto(info.spec()));
   ns.spec.tenant = info.tenant();
   KVMILL_RETURN_IF_ERROR(ValidateNamespace(ns.spec));
+  // One that this version does not know is its daemon's own; the tiles are right with any.
+  if (info.algorithm() == v1::ENCODE_ALGORITHM_REFINED) ns.algorithm = Algorithm::kRefined;
   if (info.has_trip()) {
     const v1::NamespaceTrip& from = info.trip();
     NamespaceTrip& trip = ns.trip.emplace();

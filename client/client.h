@@ -53,6 +53,7 @@
 #include "client/ticket.h"
 #include "client/tls/tls_files.h"
 #include "client/transport/rdma_use.h"
+#include "kernels/algorithm.h"
 #include "storage/core/block_key.h"
 #include "storage/core/namespace.h"
 #include "storage/core/page_layout.h"
@@ -164,6 +165,9 @@ struct ClientNamespace {
   Fingerprint fingerprint{};
   NamespaceSpec spec;                   // The tenant is empty: it is the server's business.
   std::optional<NamespaceTrip> trip{};  // As it was when this was asked for.
+  // What encodes where the client does it (over TCP): what its daemon said, which does the same
+  // (--encode-algorithm). Whoever decodes need not know.
+  Algorithm algorithm = Algorithm::kKvarn;
 };
 
 struct LookupResult {
@@ -328,6 +332,10 @@ struct NodeDrain {
   Phase phase = Phase::kHandingOver;
   std::uint64_t blocks = 0;       // Of it that are on other nodes.
   std::uint64_t blocks_left = 0;  // Of it that are on no other node that is known.
+  // Known at the end. Tails, blocks whose place in a sequence nobody said, and those of tenants
+  // that nodes do not share: no other node is asked to take them.
+  std::uint64_t blocks_left_out = 0;
+  bool alone = false;  // Known at the end: no other node stays in the cluster.
 };
 
 // The configuration of a daemon, without secrets.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/kv_view.h"
 #include "kernels/encode.h"
+#include "kernels/refine.h"
 #include "storage/core/encode_scratch.h"
 #include "storage/core/page_layout.h"
 
@@ -187,7 +188,8 @@ absl::Status StorePieces::Encode(const StorePiece& piece, std::vector<StoreChunk
     tiles[i].v = PagesOf(layer.v, head, tokens, ns_.spec.source_dtype, &data[2 * i + 1]);
     tiles[i].record = chunk.own.get() + i * record_bytes;
   }
-  EncodeTilesCpu(format, ns_.spec.frame, tiles, absl::MakeSpan(outcomes), EncodeScratch(format));
+  CpuEncoderOf(ns_.algorithm)(format, ns_.spec.frame, tiles, absl::MakeSpan(outcomes),
+                              EncodeScratch(format));
   bool all_tiles = true;
   for (std::size_t i = 0; i < count; ++i) {
     all_tiles = all_tiles && outcomes[i] == EncodeResult::kTile;

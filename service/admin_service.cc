@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/convert.h"
 #include "service/cache_service.h"
@@ -16,6 +15,7 @@
 #include "service/running_config.h"
 #include "service/status_grpc.h"
 #include "storage/core/log.h"
+#include "storage/core/quoted.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -137,7 +137,7 @@ grpc::Status AdminService::Namespaces(grpc::ServerContext* call, const v1::Names
     KVMILL_ASSIGN_OR_RETURN(const auto served, Enter(call, "Namespaces", true));
     for (const TieredStore::NamespaceInfo& info : context_.store.Namespaces()) {
       v1::NamespaceInfo* const to = reply->add_namespaces();
-      FillNamespace(info, to);
+      FillNamespace(context_, info, to);
       FillTrip(context_, info, to);
       to->set_tenant(info.spec.tenant);
     }
@@ -267,9 +267,10 @@ grpc::ServerUnaryReactor* AdminService::Where(grpc::CallbackServerContext* call,
     // Whose namespace is asked for, and no more of a right than that.
     caller = Caller{tenant.empty() ? caller.tenant : tenant, 0};
     if (!context_.shared.Has(caller.tenant)) {
-      return absl::FailedPreconditionError(absl::StrCat("nodes do not share blocks of tenant \"",
-                                                        absl::CEscape(caller.tenant.substr(0, 64)),
-                                                        "\": each has its own alone"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("nodes do not share blocks of tenant ", Quoted(caller.tenant),
+                       tenant.empty() ? ", which is the caller's (--tenant names another one)" : "",
+                       ": each has its own alone"));
     }
     KVMILL_ASSIGN_OR_RETURN(const RunQuery query, QueryFromProto(*request));
     const ClusterNode* const cluster = context_.cluster.load(std::memory_order_acquire);

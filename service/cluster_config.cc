@@ -56,13 +56,6 @@ absl::StatusOr<std::string> ReadFile(absl::string_view option, const std::string
 }
 
 // A name that is part of a key, or of what people make paths of.
-absl::Status CheckPart(absl::string_view what, absl::string_view name) {
-  KVMILL_RETURN_IF_ERROR(CheckName(what, name));
-  if (name != "." && name != "..") return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " \"", name, "\": want a name, which \".\" and \"..\" are not"));
-}
-
 bool IsWildcard(const std::string& host) {
   in_addr ipv4{};
   in6_addr ipv6{};
@@ -122,6 +115,13 @@ std::string NodeIdOf(const Config& config) {
   return host.c_str();
 }
 
+absl::Status CheckClusterName(absl::string_view what, absl::string_view name) {
+  KVMILL_RETURN_IF_ERROR(CheckName(what, name));
+  if (name != "." && name != "..") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " \"", name, "\": want a name, which \".\" and \"..\" are not"));
+}
+
 absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text) {
   ClusterAddress address;
   if (text == "none") return address;
@@ -159,7 +159,7 @@ absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text) {
   if (!absl::StrContains(text.substr(kScheme.size()), '/')) return address;
   const absl::string_view path = absl::StripSuffix(parts.second, "/");
   for (const absl::string_view name : absl::StrSplit(path, '/')) {
-    KVMILL_RETURN_IF_ERROR(CheckPart("part of the prefix", name));
+    KVMILL_RETURN_IF_ERROR(CheckClusterName("part of the prefix", name));
   }
   address.prefix = absl::StrCat("/", path, "/");
   const std::size_t prefix_bytes_max =
@@ -256,7 +256,7 @@ ClusterNode::Options MakeClusterNodeOptions(const Config& config) {
 absl::Status CheckCluster(const Config& config) {
   // What a cluster would refuse is no name of a node that is in none, either.
   if (!config.node_id.empty() || config.cluster != "none") {
-    if (const absl::Status id = CheckPart("node id", NodeIdOf(config)); !id.ok()) {
+    if (const absl::Status id = CheckClusterName("node id", NodeIdOf(config)); !id.ok()) {
       return absl::InvalidArgumentError(absl::StrCat("--node-id: ", id.message()));
     }
   }
@@ -276,11 +276,6 @@ absl::Status CheckCluster(const Config& config) {
     if (value != absl::Seconds(absl::ToInt64Seconds(value))) {
       return Wrong(name, absl::FormatDuration(value), "want whole seconds");
     }
-  }
-  if (const absl::Status zone =
-          config.zone.empty() ? absl::OkStatus() : CheckPart("zone", config.zone);
-      !zone.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--zone: ", zone.message()));
   }
   KVMILL_RETURN_IF_ERROR(CheckTlsUses(config.tls, {.server = true, .client = true}));
   KVMILL_RETURN_IF_ERROR(MakeEtcdOptions(config).status());

@@ -30,6 +30,10 @@ struct ClusterAddress {
 // INVALID_ARGUMENT naming the part.
 absl::StatusOr<ClusterAddress> ParseCluster(absl::string_view text);
 
+// Whether `name` can be a node id, a zone or a part of the prefix. INVALID_ARGUMENT naming `what`
+// it is and the name.
+absl::Status CheckClusterName(absl::string_view what, absl::string_view name);
+
 // With the files that the options name, read now. Messages name files, never what is in them.
 absl::StatusOr<EtcdOptions> MakeEtcdOptions(const Config& config);
 

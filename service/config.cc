@@ -68,6 +68,18 @@ Option EventsAddress(const char* name, const char* help, std::string Config::*me
           [member](const Config& c) { return c.*member; }};
 }
 
+// What membership entries hold as `what`; may be empty.
+Option NodeName(const char* name, const char* value_name, const char* help, const char* what,
+                std::string Config::*member) {
+  return {{name, value_name, help},
+          [member, what](absl::string_view value, Config* c) -> absl::Status {
+            if (!value.empty()) KVMILL_RETURN_IF_ERROR(CheckClusterName(what, value));
+            c->*member = std::string(value);
+            return absl::OkStatus();
+          },
+          [member](const Config& c) { return c.*member; }};
+}
+
 // At least `min`, or 0 where that means none.
 absl::Status CheckBytes(std::uint64_t bytes, std::uint64_t min, bool or_none) {
   if (bytes >= min || (or_none && bytes == 0)) return absl::OkStatus();
@@ -288,11 +300,12 @@ const std::vector<Option>& Options() {
              return absl::OkStatus();
            },
            [](const Config& c) { return c.cluster; }}),
-      Text("node-id", "ID",
-           "Name of this node; none: the host name, for the data plane of host name and socket.",
-           &Config::node_id),
-      Text("zone", "NAME", "What fails together with this node: copies go to different zones.",
-           &Config::zone),
+      NodeName(
+          "node-id", "ID",
+          "Name of this node; none: the host name, for the data plane of host name and socket.",
+          "node id", &Config::node_id),
+      NodeName("zone", "NAME", "What fails together with this node: copies go to different zones.",
+               "zone", &Config::zone),
       Address("advertise", "Where peers reach --listen; none: as --listen says. Port 0: its port.",
               &Config::advertise),
       Time("lease-ttl", "Time after which a node that died is gone from the cluster.", kLeaseTtlMin,
@@ -378,6 +391,10 @@ const std::vector<Option>& Options() {
       Reloadable(Time("session-grace",
                       "Time to resume a remote session whose stream broke, before it ends.",
                       absl::ZeroDuration(), kSessionGraceMax, &Config::session_grace)),
+      OneOf("encode-algorithm",
+            "What encodes tiles, here and in clients that encode themselves. refined: the same "
+            "format with less error, for a fifth more time; not with a GPU.",
+            {"kvarn", "refined"}, &Config::encode_algorithm),
       Begins("Metrics",
              Reloadable(Number("error-sample-interval", "N",
                                "One of so many tiles is decoded again as it is stored, to see what "

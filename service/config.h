@@ -103,6 +103,7 @@ struct Config {
   absl::Duration session_grace = absl::Seconds(30);  // For a remote session without a stream.
   std::uint32_t error_sample_interval = 251;         // Tiles; 0: no samples.
   std::uint32_t metrics_namespaces = 16;             // With metrics of their own.
+  std::string encode_algorithm = "kvarn";            // kvarn or refined.
   std::string guard_action = "alert";                // alert, fall-back or refuse.
   std::uint32_t guard_key_error = 60;                // Percent; 0: no limit.
   std::uint32_t guard_value_error = 60;              // The same.

@@ -27,10 +27,13 @@ void FillHello(const ServiceContext& context, v1::HelloReply* reply) {
   }
 }
 
-void FillNamespace(const TieredStore::NamespaceInfo& info, v1::NamespaceInfo* out) {
+void FillNamespace(const ServiceContext& context, const TieredStore::NamespaceInfo& info,
+                   v1::NamespaceInfo* out) {
   out->set_name(info.name);
   out->set_fingerprint(std::string(AsBytes(info.fingerprint)));
   ToProto(info.spec, out->mutable_spec());
+  out->set_algorithm(context.store.algorithm() == Algorithm::kRefined ? v1::ENCODE_ALGORITHM_REFINED
+                                                                      : v1::ENCODE_ALGORITHM_KVARN);
 }
 
 void FillTrip(const ServiceContext& context, const TieredStore::NamespaceInfo& info,
@@ -69,7 +72,7 @@ grpc::Status EngineService::Register(grpc::ServerContext* call, const v1::Regist
     spec.tenant = caller.tenant;
     KVMILL_ASSIGN_OR_RETURN(const TieredStore::NamespaceInfo info,
                             context_.store.OpenNamespace(request->name(), spec));
-    FillNamespace(info, reply->mutable_namespace_());
+    FillNamespace(context_, info, reply->mutable_namespace_());
     FillTrip(context_, info, reply->mutable_namespace_());
     FillHello(context_, reply->mutable_hello());
     return absl::OkStatus();
@@ -85,7 +88,7 @@ grpc::ServerUnaryReactor* EngineService::Describe(grpc::CallbackServerContext* c
                        tenant = caller.ok() ? caller->tenant : std::string()](
                           const absl::StatusOr<TieredStore::NamespaceInfo>& info) {
     if (info.ok()) {
-      FillNamespace(*info, reply);
+      FillNamespace(context, *info, reply);
       if (info->spec.tenant == tenant) {
         FillTrip(context, *info, reply);
       } else {

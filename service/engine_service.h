@@ -32,7 +32,8 @@ class EngineService final : public v1::Engine::WithCallbackMethod_Session<
 };
 
 void FillHello(const ServiceContext& context, v1::HelloReply* reply);
-void FillNamespace(const TieredStore::NamespaceInfo& info, v1::NamespaceInfo* out);
+void FillNamespace(const ServiceContext& context, const TieredStore::NamespaceInfo& info,
+                   v1::NamespaceInfo* out);
 // What the guard says of it.
 void FillTrip(const ServiceContext& context, const TieredStore::NamespaceInfo& info,
               v1::NamespaceInfo* out);

@@ -145,7 +145,10 @@ int Main(const std::vector<std::string>& arguments) {
   if (flags->check_config) {
     // This may be the configuration of a daemon that runs, and has the ports.
     status = CheckListeners(config, /*with_ports=*/false);
-    return status.ok() ? 0 : Failed(status);
+    if (!status.ok()) return Failed(status);
+    return Say(absl::StrCat(
+        "kvmilld: the configuration is good",
+        flags->config_file.empty() ? "" : absl::StrCat(": ", flags->config_file), "\n"));
   }
   status = SetLogLevel(config.log_level);
   if (status.ok()) status = SetLogFormat(config.log_format);

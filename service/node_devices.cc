@@ -18,6 +18,13 @@ absl::StatusOr<NodeDevices> OpenNodeDevices(const Config& config) {
   NodeDevices devices;
   devices.device = *std::move(opened);
   const DeviceInfo& info = devices.device->info();
+  if (config.encode_algorithm == "refined" &&
+      (info.kind == DeviceKind::kCuda || config.gpu_bytes > 0)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--encode-algorithm refined: no kernel of a GPU does it, and device ", info.name,
+        " with --gpu-bytes ", FormatBytes(config.gpu_bytes),
+        " would encode what it holds as kvarn; want kvarn, or --device host without --gpu-bytes"));
+  }
   LogInfo(absl::StrCat("device ", info.name, ": ", info.description));
   if (config.gpu_bytes == 0) return devices;
   if (info.kind == DeviceKind::kHost) {

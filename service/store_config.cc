@@ -46,6 +46,7 @@ TieredStore::Options MakeStoreOptions(const Config& config, Device* gpu) {
                                          kGpuBytesMin, options.gpu_arena_bytes);
   }
   options.eviction_policy = config.eviction_policy;
+  if (config.encode_algorithm == "refined") options.algorithm = Algorithm::kRefined;
   options.prefault_progress = [](std::uint64_t done, std::uint64_t total) {
     LogInfo(absl::StrCat("host memory: ", done >> 20, " of ", total >> 20, " MiB touched"));
   };

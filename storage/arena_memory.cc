@@ -24,6 +24,7 @@ namespace {
 // Large enough that threads rarely meet at the counter, small enough for a progress line.
 constexpr std::size_t kPrefaultStepBytes = std::size_t{32} << 20;
 constexpr unsigned kPrefaultThreadsMax = 16;
+constexpr std::chrono::seconds kTellEvery{2};
 // Where free memory is scattered every attempt costs milliseconds of moving pages about.
 constexpr std::uint32_t kHugeRefusalsMax = 16;
 
@@ -200,9 +201,12 @@ absl::Status ArenaMemory::PrefaultAll(
   const unsigned thread_count = running;
   for (unsigned i = 0; i < thread_count; ++i) threads.emplace_back(work);
   for (bool waiting = true; waiting;) {
+    const auto tell = std::chrono::steady_clock::now() + kTellEvery;
     {
       MutexLock lock(mu);
-      if (running > 0) finished.WaitFor(mu, std::chrono::milliseconds(500));
+      for (; running > 0; finished.WaitFor(mu, tell - std::chrono::steady_clock::now())) {
+        if (std::chrono::steady_clock::now() >= tell) break;
+      }
       waiting = running > 0;
     }
     if (progress) progress(done_bytes.load(std::memory_order_relaxed), total_bytes);

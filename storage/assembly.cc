@@ -437,7 +437,7 @@ BlockWriter::BlockWriter(std::shared_ptr<Assembly> assembly) : assembly_(std::mo
 
 absl::StatusOr<WriteResult> BlockWriter::WriteHeads(std::uint32_t layer, std::uint32_t head_begin,
                                                     absl::Span<const HeadInput> heads) {
-  HostHeads source;
+  HostHeads source(assembly_->algorithm());
   return assembly_->WriteHeads(layer, head_begin, heads, source);
 }
 

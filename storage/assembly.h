@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "kernels/algorithm.h"
 #include "kernels/encode.h"
 #include "storage/block_writer.h"
 #include "storage/core/clock.h"
@@ -62,6 +63,7 @@ class AssemblyHost {
   virtual void ObserveEncode(double seconds) = 0;
   // Who samples what encoding loses; may be null.
   virtual QuantizationErrors* errors() = 0;
+  virtual Algorithm algorithm() const = 0;  // Of heads in host memory.
   virtual void ObserveDecode(double seconds) = 0;
 };
 
@@ -100,6 +102,7 @@ struct BlockWriter::Assembly : std::enable_shared_from_this<BlockWriter::Assembl
   // Whether its seal has begun, here or elsewhere. Sequentially consistent, as is the beginning.
   bool sealing() const { return state_.load() == State::kSealed; }
 
+  Algorithm algorithm() const { return host_.algorithm(); }
   const BlockId& id() const { return id_; }
   const BlockOrigin& origin() const { return origin_; }
   std::int64_t last_progress_nanos() const {

@@ -1,5 +1,6 @@
 #include "storage/head_source.h"
 
+#include "kernels/refine.h"
 #include "storage/core/encode_scratch.h"
 #include "storage/core/status_macros.h"
 
@@ -8,7 +9,7 @@ namespace kvmill {
 absl::Status HostHeads::Encode(const TileFormat& format, Frame frame,
                                absl::Span<const EncodeArgs> tiles,
                                absl::Span<EncodeResult> results) {
-  EncodeTilesCpu(format, frame, tiles, results, EncodeScratch(format));
+  CpuEncoderOf(algorithm_)(format, frame, tiles, results, EncodeScratch(format));
   return absl::OkStatus();
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/algorithm.h"
 #include "kernels/encode.h"
 #include "storage/block_writer.h"
 #include "storage/device_encoder.h"
@@ -30,10 +31,14 @@ class HeadSource {
 // Host memory; the calling thread encodes.
 class HostHeads : public HeadSource {
  public:
+  explicit HostHeads(Algorithm algorithm) : algorithm_(algorithm) {}
   absl::Status Encode(const TileFormat& format, Frame frame, absl::Span<const EncodeArgs> tiles,
                       absl::Span<EncodeResult> results) override;
   absl::StatusOr<HeadInput> OnHost(const HeadInput& input, std::uint32_t token_count,
                                    std::uint32_t head_dim) override;
+
+ private:
+  const Algorithm algorithm_;
 };
 
 // A device's memory, complete after `ready` (null: now).

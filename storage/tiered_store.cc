@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/core/log.h"
+#include "storage/core/quoted.h"
 #include "storage/core/status_macros.h"
 #include "storage/eviction/policy.h"
 #include "storage/tiered_store_impl.h"
@@ -17,6 +18,16 @@ constexpr int kFetchAttemptsMax = 8;
 
 TieredStore::NamespaceInfo InfoOf(const OpenedNamespace& space, absl::string_view name) {
   return {space.id, std::string(name), space.spec, space.fingerprint};
+}
+
+// FAILED_PRECONDITION for tiles that the GPU of the store's tier can hold, and not read.
+absl::Status CheckGpuHas(const Device* gpu, const NamespaceSpec& spec) {
+  if (gpu == nullptr || gpu->info().kind != DeviceKind::kCuda || spec.key_bits != 3) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "key_bits 3: this daemon has a GPU tier on ", gpu->info().name,
+      ", whose kernels have no 3-bit keys; want key_bits 2 or 4, or a daemon with --gpu-bytes 0"));
 }
 
 // The name under which the disk keeps a namespace: names are local to tenants. No name has a zero
@@ -377,8 +388,11 @@ absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Create(const Options& 
   return std::unique_ptr<TieredStore>(new TieredStore(std::move(impl)));
 }
 
+Algorithm TieredStore::algorithm() const { return impl_->options_.algorithm; }
+
 absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::OpenNamespace(absl::string_view name,
                                                                       const NamespaceSpec& spec) {
+  KVMILL_RETURN_IF_ERROR(CheckGpuHas(impl_->options_.gpu, spec));
   bool unsaved = false;
   KVMILL_ASSIGN_OR_RETURN(OpenedNamespace * space, impl_->namespaces_.Open(name, spec, &unsaved));
   if (unsaved) KVMILL_RETURN_IF_ERROR(impl_->SaveNamespaces());
@@ -389,7 +403,7 @@ absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::FindNamespace(
     absl::string_view tenant, absl::string_view name) const {
   const OpenedNamespace* space = impl_->namespaces_.Find(tenant, name);
   if (space == nullptr)
-    return absl::NotFoundError(absl::StrCat("namespace \"", name, "\" is not known here"));
+    return absl::NotFoundError(absl::StrCat("namespace ", Quoted(name), " is not known here"));
   return InfoOf(*space, name);
 }
 

@@ -34,6 +34,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "kernels/algorithm.h"
 #include "storage/block_copy.h"
 #include "storage/block_writer.h"
 #include "storage/core/block_key.h"
@@ -111,6 +112,9 @@ class TieredStore {
     StoreObserver* observer = nullptr;
     // Takes samples of what encoding loses; null: nobody does. Outlives the store.
     QuantizationErrors* errors = nullptr;
+    // What encodes heads in host memory; those in a device's memory are encoded as kKvarn. Whoever
+    // decodes them need not know.
+    Algorithm algorithm = Algorithm::kKvarn;
     // Says into which namespaces nothing is stored; null: into all. Outlives the store.
     const ErrorGuard* guard = nullptr;
   };
@@ -124,6 +128,8 @@ class TieredStore {
   // gone.
   ~TieredStore();
 
+  Algorithm algorithm() const;  // Of Options.
+
   // --- Namespaces ---
   struct NamespaceInfo {
     NamespaceId id = 0;
@@ -133,7 +139,8 @@ class TieredStore {
   };
   // Binds `name` (local to spec.tenant) to this identity at first use; the same identity again
   // gives the same id. INVALID_ARGUMENT for a bad spec or name; FAILED_PRECONDITION naming the
-  // first different field when `name` is bound to another identity.
+  // first different field when `name` is bound to another identity, or for 3-bit keys when the GPU
+  // tier is a CUDA device's, which has no kernels for them.
   absl::StatusOr<NamespaceInfo> OpenNamespace(absl::string_view name, const NamespaceSpec& spec);
   // NOT_FOUND when unknown to this tenant.
   absl::StatusOr<NamespaceInfo> FindNamespace(absl::string_view tenant,

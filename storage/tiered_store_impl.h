@@ -68,6 +68,7 @@ class TieredStore::Impl : public AssemblyHost, public BlockLook {
     counters_.ObserveStage(Stage::kStoreEncode, seconds);
   }
   QuantizationErrors* errors() override { return options_.errors; }
+  Algorithm algorithm() const override { return options_.algorithm; }
   void ObserveDecode(double seconds) override {
     counters_.ObserveStage(Stage::kStoreDecode, seconds);
   }

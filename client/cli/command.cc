@@ -54,7 +54,8 @@ std::string HintFor(const absl::Status& status, bool default_server) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
       return absl::StrCat(
-          " (is kvmilld running there? --server names its socket or address",
+          " (is kvmilld running there? It answers once its start is over. --server names its "
+          "socket or address",
           default_server
               ? absl::StrCat("; without it that is unix:$XDG_RUNTIME_DIR/kvmill.sock, or, "
                              "without XDG_RUNTIME_DIR, unix:",

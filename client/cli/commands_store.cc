@@ -31,7 +31,9 @@ constexpr const char* kPutHelp =
     "mean the same tokens: a second put of it finds its blocks 'existing' and changes nothing.\n"
     "\n"
     "The namespace is bound to model, revision, adapter, salt, dtype, geometry, format and\n"
-    "sink-blocks at its first put; a put with others is refused.\n"
+    "sink-blocks at its first put; a put with others is refused. Two names with the same of these "
+    "are one\n"
+    "namespace: what was put under the one is there under the other.\n"
     "\n"
     "  compression_tiles = fp16 bytes of the tokens in tiles / bytes of their records\n"
     "  compression_total = raw_bytes / encoded_bytes (raw pages, headers and padding included)\n"
@@ -127,7 +129,7 @@ class PromptBlocks {
 
 struct PutTotals {
   std::uint64_t stored = 0, existing = 0, failed = 0;  // Whole blocks.
-  bool tail_existing = false;
+  bool tail_existing = false, tail_failed = false;
   absl::Status first_failure;
   std::string first_failed;
   std::uint64_t raw_bytes = 0, stored_bytes = 0, tile_bytes = 0, tile_raw_bytes = 0, raw_heads = 0;
@@ -143,6 +145,7 @@ struct PutTotals {
       const bool whole = first_block + i < whole_count;
       if (!block.status.ok()) {
         ++failed;
+        tail_failed = tail_failed || !whole;
         if (first_failure.ok()) {
           first_failure = block.status;
           first_failed = whole ? absl::StrCat("block ", first_block + i) : "the tail";
@@ -187,7 +190,10 @@ void Print(const CommonFlags& common, const PutFlags& flags, const PutTotals& to
              absl::StrCat(flags.wait == "durable" ? "durable" : "sealed", ", ", totals.existing,
                           " existed before"));
   report.Add("tail", absl::StrCat(tail_tokens, " tokens"),
-             tail_tokens == 0 ? "" : (totals.tail_existing ? "existed before" : "in 16 bits"));
+             totals.tail_failed     ? "not stored"
+             : tail_tokens == 0     ? ""
+             : totals.tail_existing ? "existed before"
+                                    : "in 16 bits");
   report.Add("raw", HumanBytes(totals.raw_bytes), "16-bit bytes of what was stored");
   report.Add("encoded", HumanBytes(totals.stored_bytes), "all bytes stored for them");
   report.Add("compression", HumanRatio(totals.tile_raw_bytes, totals.tile_bytes),
@@ -203,6 +209,22 @@ void Print(const CommonFlags& common, const PutFlags& flags, const PutTotals& to
                                                 2),
                                     " GB/s of 16-bit K and V"));
   report.Print();
+}
+
+// What `put` has to be given instead once the namespace has tripped; empty: it has not.
+std::string FallbackFlags(Client& client, const std::string& name) {
+  const absl::StatusOr<ClientNamespace> ns = client.FindNamespace(name);
+  if (!ns.ok() || !ns->trip.has_value() || ns->trip->fallback_name.empty()) return "";
+  TileFormat format;
+  format.key_bits = ns->trip->fallback_key_bits;
+  format.value_bits = ns->trip->fallback_value_bits;
+  format.group = static_cast<std::uint16_t>(ns->spec.block_tokens);
+  std::string text = absl::StrCat("; give --namespace '", ns->trip->fallback_name, "' --format ",
+                                  ToString(format));
+  if (ns->trip->fallback_sink_blocks != ns->spec.sink_blocks) {
+    absl::StrAppend(&text, " --sink-blocks ", ns->trip->fallback_sink_blocks);
+  }
+  return text;
 }
 
 absl::Status Put(const CommonFlags& common, const PutFlags& flags) {
@@ -230,7 +252,7 @@ absl::Status Put(const CommonFlags& common, const PutFlags& flags) {
                     "blocks");
   }
   const auto us = static_cast<std::uint64_t>(absl::ToInt64Microseconds(absl::Now() - start));
-  Print(common, flags, totals, prompt.tail_tokens(), us);
+  Print(common, flags, totals, totals.tail_failed ? 0 : prompt.tail_tokens(), us);
   if (totals.failed == 0) return absl::OkStatus();
   // A failed block is not a miss (exit 3), whatever its code.
   const absl::StatusCode code = absl::IsNotFound(totals.first_failure)
@@ -238,7 +260,10 @@ absl::Status Put(const CommonFlags& common, const PutFlags& flags) {
                                     : totals.first_failure.code();
   return absl::Status(
       code, absl::StrCat(totals.failed, " of ", prompt.blocks().size(), " blocks were not stored; ",
-                         totals.first_failed, ": ", totals.first_failure.message()));
+                         totals.first_failed, ": ", totals.first_failure.message(),
+                         absl::IsFailedPrecondition(totals.first_failure)
+                             ? FallbackFlags(*client, flags.name)
+                             : ""));
 }
 
 }  // namespace

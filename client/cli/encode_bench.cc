@@ -156,8 +156,7 @@ EncodeBenchResult RunEncodeBench(const EncodeBenchOptions& options) {
   for (std::uint32_t t = 0; t < options.threads; ++t) {
     workloads.push_back(std::make_unique<Workload>(options.format, t + 1));
   }
-  const EncodeFunction encode =
-      options.algorithm == Algorithm::kRefined ? &EncodeRefinedTilesCpu : &EncodeTilesCpu;
+  const EncodeFunction encode = CpuEncoderOf(options.algorithm);
   Workload& first = *workloads.front();
   const std::size_t tiles = first.tile_count();
   const double warm_seconds = SecondsOf([&] { first.Encode(encode, tiles); });

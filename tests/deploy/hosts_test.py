@@ -240,6 +240,30 @@ class HostsTest(unittest.TestCase):
         self.block("rotate", 2)
         self.wait("node 2 has its new certificate", lambda: self.serial_of(2) != before)
 
+    def test_tenants_are_apart_and_the_operator_sees_what_they_have(self):
+        self.files()
+        self.ports.free()
+        function = re.search(r"^certificate\(\).*?^}\n", self.blocks["certificates"], re.MULTILINE | re.DOTALL).group()
+        self.shell("umask 077\n" + function + self.blocks["tenant-certificate"])
+        with open(os.path.join(self.folder, "tenants.yaml"), "w", encoding="utf-8") as file:
+            file.write(self.blocks["tenants.yaml"])
+        self.block("tenants", 1)
+        for n in (1, 2):
+            self.start_etcd(n)
+        self.start_daemon(1)
+        put, quota = self.here(self.blocks["tenant"], 1).splitlines()
+        self.assertRegex(self.shell(put), rf"blocks stored +{BLOCKS}\b")
+        said = self.shell(quota + " --json")
+        tenants = {tenant["tenant"]: tenant for tenant in json.loads(said)}
+        self.assertEqual(tenants["team-a"]["soft_bytes"], 20 << 30, said)
+        self.assertGreater(tenants["team-a"]["used_bytes"], 0, said)
+        # Neither the team's blocks for another one, nor the administrator's commands for the team.
+        get = "kvmill get --server 192.0.2.11:7600 --tls-ca ca.pem --tls-cert operator.pem --tls-key operator.key --namespace demo --sequence s1 --out o_"
+        self.shell(self.here(get, 1), want=3)
+        self.shell(quota.replace("operator.", "engine.team-a."), want=1)
+        self.daemons[1].send_signal(signal.SIGTERM)
+        self.assertEqual(self.daemons[1].wait(timeout=seconds(self.unit["TimeoutStopSec"])), 0)
+
     def test_the_unit_gives_time_to_drain(self):
         drain = re.search(r"^drain_timeout: (\S+)", self.blocks["kvmilld.yaml"], re.MULTILINE).group(1)
         self.assertGreaterEqual(seconds(self.unit["TimeoutStopSec"]), seconds(drain) + 60)

@@ -213,6 +213,8 @@ TEST_F(ProcessTest, WhatCannotStartSaysWhyInOneLineAndExitsOne) {
       {{"--listen", "no.such.host.invalid:1", "--insecure", "--check-config"},
        "--listen no.such.host.invalid:1: cannot listen there: "},
       {{"--device", "cuda:99"}, "--device cuda:99: "},
+      {{"--device", "host", "--gpu-bytes", "64MiB", "--encode-algorithm", "refined"},
+       "--encode-algorithm refined: no kernel of a GPU does it"},
       {{"--cluster", "etcd://127.0.0.1:2379"}, "needs --listen HOST:PORT"},
       {{"--config", directory_ / "absent.yaml"}, "cannot be read"},
       {{"--config", Write("a.yaml", "log_level: info\nhost_byte: 1GiB\n")},
@@ -285,6 +287,10 @@ TEST_F(ProcessTest, FlagsOverrideTheFileAndThePrintedConfigurationReadsBack) {
   EXPECT_EQ(Run({"--config", Write("back.yaml", printed), "--print-config"}).code, 0);
   EXPECT_EQ(daemon_->standard_output(), printed);
   EXPECT_EQ(Run({"--config", file, "--check-config"}).code, 0);
+  EXPECT_EQ(daemon_->standard_output(),
+            absl::StrCat("kvmilld: the configuration is good: ", file, "\n"));
+  EXPECT_EQ(Run({"--socket", socket(), "--node-id", "a b"}).code, 2);
+  EXPECT_EQ(Run({"--socket", socket(), "--zone", "."}).code, 2);
 }
 
 TEST_F(ProcessTest, ASocketOfADeadDaemonIsReplacedAndALiveOneIsRefused) {

@@ -9,7 +9,10 @@
 #include <atomic>
 #include <cstring>
 #include <future>
+#include <map>
+#include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/escaping.h"
@@ -211,6 +214,43 @@ TEST_F(UcxTest, RecordsAreThoseOfTheInlinePath) {
     ExpectIdle(0);
     daemon_.reset();  // Another one takes its socket.
   }
+}
+
+// Which encoder makes a block does not depend on the way that it takes, and is closer.
+TEST_F(UcxTest, ClientsEncodeAsTheirDaemonDoes) {
+  const NamespaceSpec spec = SmallSpec();
+  Sequence sequence(spec, 64 * 4, 1);
+  std::map<std::string, std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::string>> pages;
+  std::map<std::string, double> errors;
+  for (const std::string algorithm : {"kvarn", "refined"}) {
+    SCOPED_TRACE(algorithm);
+    StartUcx({"--encode-algorithm", algorithm});
+    const ClientNamespace ns = Open("n", spec);
+    EXPECT_EQ(ns.algorithm == Algorithm::kRefined, algorithm == "refined");
+    Put(ns, "local", sequence);
+    for (const EncodeIn encode_in : {EncodeIn::kClient, EncodeIn::kDaemon}) {
+      const auto client = UcxClient({.path = DataPath::kUcx, .encode_in = encode_in});
+      // As what it is told itself, not what the local client was.
+      const auto own = client->FindNamespace("n");
+      ASSERT_TRUE(own.ok()) << own.status();
+      const std::string name = encode_in == EncodeIn::kClient ? "client" : "daemon";
+      const auto stored = client->Store(*own, sequence.Blocks(name), {});
+      ASSERT_TRUE(stored.ok()) << stored.status();
+      EXPECT_EQ(stored->blocks_stored, 4u);
+    }
+    for (const char* name : {"local", "client", "daemon"}) {
+      PageCollector sink;
+      ASSERT_TRUE(client_->Fetch(ns, KeysOf(name, 4), sink).ok());
+      EXPECT_EQ(sink.pages.size(), 4u * 2u) << name;
+      if (!pages.contains(algorithm)) pages[algorithm] = sink.pages;
+      EXPECT_TRUE(sink.pages == pages[algorithm]) << name;
+    }
+    errors[algorithm] = sequence.RelativeError(Get(ns, KeysOf("client", 4)), 0, 64 * 4);
+    daemon_.reset();
+  }
+  EXPECT_FALSE(pages["kvarn"] == pages["refined"]);
+  EXPECT_LT(errors["refined"], 0.9 * errors["kvarn"]);
+  EXPECT_GT(errors["refined"], 0);
 }
 
 TEST_F(UcxTest, ContinuationsOfOneParentKeepTheirTailsApart) {

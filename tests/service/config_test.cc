@@ -161,8 +161,8 @@ TEST_F(ConfigFileTest, WhatIsNoTextOfOneDocumentIsRefused) {
     EXPECT_THAT(std::string(status.message()), Not(HasSubstr("s3cret-word")));
   }
   Config config;
-  EXPECT_TRUE(Apply("zone: \"\xe2\x82\xac\xf0\x9f\x98\x80\"\r\n", &config).ok());
-  EXPECT_EQ(config.zone, "\xe2\x82\xac\xf0\x9f\x98\x80");
+  EXPECT_TRUE(Apply("data_dir: \"\xe2\x82\xac\xf0\x9f\x98\x80\"\r\n", &config).ok());
+  EXPECT_EQ(config.data_dir, "\xe2\x82\xac\xf0\x9f\x98\x80");
   const absl::Status folder = ApplyYamlFile(::testing::TempDir(), &config);
   EXPECT_EQ(folder.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(folder.message()), HasSubstr("is a directory, want a file"));
@@ -257,6 +257,7 @@ TEST(ConfigTest, BadValuesAreRefusedNamingOptionValueAndWhatIsAllowed) {
       {"gpu-high-watermark", "101", "want a number from 1 to 100"},
       {"gpu-low-watermark", "90%", "want a number from 0 to 99"},
       {"guard-action", "fallback", "want alert|fall-back|refuse"},
+      {"encode-algorithm", "refine", "want kvarn|refined"},
       {"guard-key-error", "0.6", "want a number from 0 to 1000"},
       {"guard-value-error", "1001", "want a number from 0 to 1000"},
       {"guard-samples", "0", "want a number from 1 to 1048576"},
@@ -403,11 +404,11 @@ TEST(ConfigTest, AClusterNeedsWhatPeersAndEtcdNeed) {
       {{{"advertise", "0.0.0.0:1"}}, "--advertise 0.0.0.0:1: peers cannot reach a wildcard"},
       {{{"advertise", "a b:5"}}, "advertise \"a b:5\": address \"a b:5\": \" \" in the host"},
       {{{"advertise", "a:+5"}}, "advertise \"a:+5\": address \"a:+5\": port \"+5\""},
-      {{{"node-id", ".."}}, "--node-id: node id \"..\": want a name"},
-      {{{"cluster", "none"}, {"node-id", "a b"}}, "--node-id: node id \"a b\": want 1 to 64"},
-      {{{"zone", "."}}, "--zone: zone \".\": want a name"},
-      {{{"node-id", "node/1"}}, "--node-id: node id \"node/1\": want 1 to 64"},
-      {{{"zone", "a b"}}, "--zone: zone \"a b\""},
+      {{{"node-id", ".."}}, "node id \"..\": want a name"},
+      {{{"cluster", "none"}, {"node-id", "a b"}}, "node id \"a b\": want 1 to 64"},
+      {{{"zone", "."}}, "zone \".\": want a name"},
+      {{{"node-id", "node/1"}}, "node id \"node/1\": want 1 to 64"},
+      {{{"zone", "a b"}}, "zone \"a b\": zone \"a b\""},
       {{{"lease-ttl", "1s"}}, "lease-ttl \"1s\": want 2s to 10m"},
       {{{"lease-ttl", "2500ms"}}, "--lease-ttl 2.5s: want whole seconds"},
       {{{"lease-ttl", "1h"}}, "lease-ttl \"1h\": want 2s to 10m"},

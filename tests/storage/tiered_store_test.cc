@@ -389,6 +389,14 @@ TEST_F(TieredStoreTest, ManyThatFindNoRoomWaitOnceAndNotOneAfterTheOther) {
   EXPECT_TRUE(Put(20000).ok());
 }
 
+TEST_F(TieredStoreTest, AnAnswerDoesNotRepeatANameOfAnyLength) {
+  Open(false);
+  const absl::Status status = store_->FindNamespace("", std::string(1 << 20, 'n') + "\n").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_LT(status.message().size(), 256u);
+  EXPECT_NE(status.message().find("(1048577 bytes)"), absl::string_view::npos) << status;
+}
+
 TEST_F(TieredStoreTest, NamesOfOneNamespaceAreBounded) {
   Open(false);
   absl::Status status;
