@@ -26,6 +26,8 @@ RUNS = {
     ("refined",): (True, "error", REFINED),
     ("refined shipped",): (False, "error", REFINED),
     ("decode", "decode by position"): (False, "decode", ["--by-position"]),
+    ("decode ablations",): (False, "decode", ["--tasks", "chain-60", "--formats", "k2v2_g128", "--mode", "decode",
+                                              "--methods", "kvarn,ablations"]),
     ("three bits",): (False, "decode", ["--tasks", "chain-60", "--formats", "k3v2_g128", "--mode", "decode",
                                         "--methods", "kvarn,refined,hadamard-kivi,kivi-g128,turboquant,kvquant-1pct"]),
     ("three bits extra",): (True, "error", ["--formats", "k3v2_g128", "--methods", "kvarn,refined,baselines"]),
