@@ -30,14 +30,14 @@ void HandOver(ClusterBlocks& blocks, const Clock& clock,
                       .blocks_left = report.blocks_left,
                       .blocks_left_out = left_out,
                       .alone = report.alone});
-  const char* const fate = has_disk ? "missed until this one is back" : "lost with this one";
+  const char* const fate = has_disk ? "are missed until this one is back" : "may be lost";
   std::string line = absl::StrCat("drain: ", report.blocks, " blocks are on other nodes, ",
                                   report.blocks_left, " are not");
-  if (report.blocks_left > 0) absl::StrAppend(&line, " and are ", fate);
+  if (report.blocks_left > 0) absl::StrAppend(&line, " and ", fate);
   if (report.alone) absl::StrAppend(&line, ": no other node stays in the cluster");
   if (left_out > 0) {
     absl::StrAppend(&line, "; ", left_out,
-                    " that nodes do not copy (tails, tenants that are not shared) are ", fate);
+                    " that nodes do not copy (tails, tenants that are not shared) ", fate);
   }
   if (report.blocks_left == 0) {
     LogInfo(line);
