@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 // Requests that nobody should send, to every method of a real daemon: random ones, mutations of
 // valid ones, damaged bytes, messages out of order, calls cut in the middle. The daemon lives and
 // answers each with a documented code; what it stores stays as it is, and nothing is left in it.
@@ -16,6 +17,7 @@
 #include "kvmill/v1/events.pb.h"
 #include "kvmill/v1/peer.pb.h"
 #include "kvmill/v1/ticket.pb.h"
+#include "service/status_grpc.h"
 #include "tests/cluster/etcd_process.h"
 #include "tests/integration/hostile_caller.h"
 #include "tests/integration/ucx_fixture.h"
@@ -320,10 +322,18 @@ TEST_P(HostileRequestsTest, AnErrorThatQuotesALongNameKeepsItsCode) {
     const RawAnswer answer = CallRaw(RawChannel("unix:" + socket()), "/kvmill.v1.Engine/Describe",
                                      {request.SerializeAsString()}, options);
     EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::NOT_FOUND);
-    const std::string& text = answer.status.error_message();
-    EXPECT_LE(text.size(), 1024u);
-    EXPECT_GT(text.size(), 1000u);
-    EXPECT_EQ(text.substr(text.size() - 3), "...");
+    EXPECT_LE(answer.status.error_message().size(), 1024u);
+    EXPECT_THAT(answer.status.error_message(),
+                ::testing::HasSubstr(absl::StrCat("(", name.size(), " bytes)")));
+    // Whatever it is that is long, and not within a character.
+    const grpc::Status cut = StatusToGrpc(absl::NotFoundError(name));
+    EXPECT_EQ(cut.error_code(), grpc::StatusCode::NOT_FOUND);
+    EXPECT_LE(cut.error_message().size(), 1024u);
+    EXPECT_GT(cut.error_message().size(), 1000u);
+    const std::string kept = cut.error_message().substr(0, cut.error_message().size() - 3);
+    EXPECT_EQ(cut.error_message().substr(kept.size()), "...");
+    EXPECT_EQ(kept, name.substr(0, kept.size()));
+    EXPECT_EQ(kept.size() % std::string(character).size(), 0u);
   }
 }
 

@@ -136,16 +136,18 @@ def check_subscriber(daemon, context):
 
     print("  what it sees afterwards")
     slow.read_all(500)
-    gap = [(a, b) for a, b in zip(slow.seen, slow.seen[1:]) if b != a + 1]
-    expect(len(slow.seen) < published and not gap, "what it was sent before it stopped, in order", slow.seen)
+    # In order; where its connection took a little now and then, with gaps.
+    expect(len(slow.seen) < published and slow.seen == sorted(set(slow.seen)), "what it was sent, in order:", slow.seen)
+    missed = slow.seen[-1] + 1 - slow.seen[0] - len(slow.seen)
     stores.store_one()
     deadline = time.monotonic() + PATIENCE
     while not slow.read(100):
         expect(time.monotonic() < deadline, "it is not sent anything any more")
-    expect(slow.seen[-1] > slow.seen[-2] + 1, "there is no gap after", slow.seen[-2])
+    missed += slow.seen[-1] - 1 - slow.seen[-2]
+    expect(missed > published // 2, "it did not read, and missed only", missed)
     # It asks for what it missed, of which too little is kept: everything that is here now follows.
     router = Router(context, live, replay, hash_of=bytes.fromhex)
-    router.last = slow.seen[-2]
+    router.last = next(a for a, b in zip(slow.seen, slow.seen[1:]) if b != a + 1)
     router.catch_up(router.last + 1)
     expect(router.resets == 1, "a replay does not say that something is gone", router.resets)
     router.wait_for(daemon.listed(), "after a gap")

@@ -160,7 +160,7 @@ TEST(NamespaceTest, RefusesBadSpecsNamingFieldAndValue) {
       {"frame 2", [](NamespaceSpec& s) { s.frame = static_cast<Frame>(2); }},
       {"block_tokens 0", [](NamespaceSpec& s) { s.block_tokens = 0; }},
       {"block_tokens 65600", [](NamespaceSpec& s) { s.block_tokens = 65600; }},
-      {"key_bits 3", [](NamespaceSpec& s) { s.key_bits = 3; }},
+      {"key_bits 5", [](NamespaceSpec& s) { s.key_bits = 5; }},
       {"value_bits 8", [](NamespaceSpec& s) { s.value_bits = 8; }},
       {"0 layer groups: want 1 to 8", [](NamespaceSpec& s) { s.groups.clear(); }},
       {"9 layer groups", [](NamespaceSpec& s) { s.groups.resize(9, s.groups[0]); }},

@@ -249,7 +249,7 @@ TEST(PageLayoutTest, WellSealedNonsenseIsRefused) {
       {"token count 0", [](auto& p) { Poke<std::uint16_t>(p, 100, 0); }},
       {"token count 129", [](auto& p) { Poke<std::uint16_t>(p, 100, 129); }},
       {"format", [](auto& p) { Poke<std::uint16_t>(p, 102, 100); }},
-      {"format", [](auto& p) { Poke<std::uint8_t>(p, 106, 3); }},
+      {"format", [](auto& p) { Poke<std::uint8_t>(p, 106, 5); }},
       {"source dtype 2", [](auto& p) { Poke<std::uint8_t>(p, 108, 2); }},
       {"frame 2", [](auto& p) { Poke<std::uint8_t>(p, 109, 2); }},
       {"slot 0 kind 3", [=](auto& p) { Poke<std::uint8_t>(p, slot0, 3); }},
