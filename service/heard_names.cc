@@ -49,8 +49,9 @@ absl::StatusOr<TieredStore::NamespaceInfo> FindHeard(const TieredStore& store,
                                                      absl::string_view name) {
   std::optional<TieredStore::NamespaceInfo> found;
   for (TieredStore::NamespaceInfo& info : store.Namespaces()) {
-    if (!IsHeard(info.name) || EngineName(info.name) != name || info.spec.tenant != tenant)
-      continue;
+    // Those that were heard under no name are not what an empty one means.
+    const bool heard = IsHeard(info.name) && !name.empty() && EngineName(info.name) == name;
+    if (!heard || info.spec.tenant != tenant) continue;
     if (found.has_value()) {
       return absl::FailedPreconditionError(absl::StrCat(
           "namespace ", Quoted(name),

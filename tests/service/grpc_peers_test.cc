@@ -191,7 +191,8 @@ TEST_F(GrpcPeersTest, ANodeSaysWhatItHeardOfAName) {
   ASSERT_TRUE(store_->OpenNamespace(NameOfHeard(FingerprintOf(other), "a b"), other).ok());
   EXPECT_EQ(describe({.name = "", .fingerprint = FingerprintOf(other)})->name, "");
   EXPECT_FALSE(describe({.name = "a b"}).has_value());
-  EXPECT_FALSE(describe({.name = ""}).has_value() && describe({.name = ""})->heard);
+  EXPECT_EQ(FindHeard(*store_, kDefaultTenant, "").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(FindHeard(*store_, "team-a", "theirs").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(NameOfHeard(FingerprintOf(other), std::string(128, 'x')),
             NameOfHeard(FingerprintOf(other), ""));
 }
