@@ -55,7 +55,6 @@ absl::StatusOr<std::string> ReadFile(absl::string_view option, const std::string
   return text.str();
 }
 
-// A name that is part of a key, or of what people make paths of.
 bool IsWildcard(const std::string& host) {
   in_addr ipv4{};
   in6_addr ipv6{};
@@ -115,6 +114,7 @@ std::string NodeIdOf(const Config& config) {
   return host.c_str();
 }
 
+// A name that is part of a key, or of what people make paths of.
 absl::Status CheckClusterName(absl::string_view what, absl::string_view name) {
   KVMILL_RETURN_IF_ERROR(CheckName(what, name));
   if (name != "." && name != "..") return absl::OkStatus();
