@@ -1,4 +1,4 @@
-"""What cli_test.py stands on: a daemon of its own, one-word verbs, and .npy files in plain Python."""
+"""What the tests of the program stand on (cli_test.py and others): a daemon of its own, one-word verbs, and .npy files in plain Python."""
 import argparse
 import glob
 import json
