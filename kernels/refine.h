@@ -51,9 +51,12 @@ void EncodeRefinedTilesCpu(const TileFormat& format, Frame frame,
                            absl::Span<const EncodeArgs> tiles, absl::Span<EncodeResult> results,
                            absl::Span<std::byte> scratch);
 
-// EncodeTilesCpu, or what takes its place.
+// EncodeTilesCpu and EncodeTilesReference, or what takes their place.
 constexpr decltype(&EncodeTilesCpu) CpuEncoderOf(Algorithm algorithm) {
   return algorithm == Algorithm::kRefined ? &EncodeRefinedTilesCpu : &EncodeTilesCpu;
+}
+constexpr decltype(&EncodeTilesReference) ReferenceEncoderOf(Algorithm algorithm) {
+  return algorithm == Algorithm::kRefined ? &EncodeRefinedTilesReference : &EncodeTilesReference;
 }
 
 }  // namespace kvmill

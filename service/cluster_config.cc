@@ -277,6 +277,7 @@ absl::Status CheckCluster(const Config& config) {
       return Wrong(name, absl::FormatDuration(value), "want whole seconds");
     }
   }
+  if (!config.zone.empty()) KVMILL_RETURN_IF_ERROR(CheckClusterName("zone", config.zone));
   KVMILL_RETURN_IF_ERROR(CheckTlsUses(config.tls, {.server = true, .client = true}));
   KVMILL_RETURN_IF_ERROR(MakeEtcdOptions(config).status());
   // The rest is as it will be, but for what only a running daemon has.

@@ -566,6 +566,13 @@ absl::Status CheckConfig(const Config& config) {
         absl::StrCat("--guard-action ", config.guard_action,
                      ": looks at samples, and --error-sample-interval 0 takes none"));
   }
+  // Of a GPU that is there CheckEncodes (service/node_devices.h) says so.
+  if (config.encode_algorithm == "refined" && config.gpu_bytes > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--encode-algorithm refined: no kernel of a GPU does it; want kvarn, or none "
+                     "of --gpu-bytes ",
+                     FormatBytes(config.gpu_bytes)));
+  }
   KVMILL_RETURN_IF_ERROR(DiskKeysOf(config).status());
   KVMILL_RETURN_IF_ERROR(CheckEvents(config));
   return CheckCluster(config);

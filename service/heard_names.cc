@@ -1,7 +1,8 @@
 #include "service/heard_names.h"
 
 #include <algorithm>
-#include <optional>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -47,24 +48,24 @@ absl::string_view EngineName(absl::string_view name) {
 absl::StatusOr<TieredStore::NamespaceInfo> FindHeard(const TieredStore& store,
                                                      absl::string_view tenant,
                                                      absl::string_view name) {
-  std::optional<TieredStore::NamespaceInfo> found;
-  for (TieredStore::NamespaceInfo& info : store.Namespaces()) {
-    // Those that were heard under no name are not what an empty one means.
-    const bool heard = IsHeard(info.name) && !name.empty() && EngineName(info.name) == name;
-    if (!heard || info.spec.tenant != tenant) continue;
-    if (found.has_value()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "namespace ", Quoted(name),
-          " was another one on one node than on another: ", ToHex(found->fingerprint), " and ",
-          ToHex(info.fingerprint), "; open it with its model and format, or give the fingerprint"));
-    }
-    found = std::move(info);
-    found->name = std::string(name);
+  // Those that were heard under no name are not what an empty one means.
+  std::vector<TieredStore::NamespaceInfo> found;
+  if (!name.empty()) {
+    found = store.NamespacesWhere([&](absl::string_view whose, absl::string_view opened) {
+      return IsHeard(opened) && EngineName(opened) == name && whose == tenant;
+    });
   }
-  if (!found.has_value()) {
+  if (found.empty()) {
     return absl::NotFoundError(absl::StrCat("namespace ", Quoted(name), " is not known here"));
   }
-  return *std::move(found);
+  if (found.size() > 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("namespace ", Quoted(name), " was another one on one node than on another: ",
+                     ToHex(found[0].fingerprint), " and ", ToHex(found[1].fingerprint),
+                     "; open it with its model and format, or give the fingerprint"));
+  }
+  found[0].name = std::string(name);
+  return std::move(found[0]);
 }
 
 }  // namespace kvmill

@@ -24,8 +24,8 @@ std::string NameOfHeard(const Fingerprint& fingerprint, absl::string_view heard)
 absl::string_view EngineName(absl::string_view name);
 
 // The namespace of the tenant that was heard of by this name; its `name` is that. NOT_FOUND: none.
-// FAILED_PRECONDITION naming two fingerprints: nodes meant different ones by it. Looks at all
-// namespaces, so not for every call.
+// FAILED_PRECONDITION naming two fingerprints: nodes meant different ones by it. Looks at the names
+// of all namespaces, so not for every call.
 absl::StatusOr<TieredStore::NamespaceInfo> FindHeard(const TieredStore& store,
                                                      absl::string_view tenant,
                                                      absl::string_view name);

@@ -6,8 +6,19 @@
 #include "absl/strings/str_cat.h"
 #include "client/units.h"
 #include "storage/core/log.h"
+#include "storage/core/status_macros.h"
 
 namespace kvmill {
+
+absl::Status CheckEncodes(const Config& config, const DeviceInfo& device) {
+  if (config.encode_algorithm != "refined" || device.kind != DeviceKind::kCuda) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--encode-algorithm refined: no kernel of a GPU does it, and what engines have in the memory "
+      "of device ",
+      device.name, " would be encoded as kvarn; want kvarn, or --device host"));
+}
 
 absl::StatusOr<NodeDevices> OpenNodeDevices(const Config& config) {
   absl::StatusOr<std::unique_ptr<Device>> opened = OpenDevice(config.device);
@@ -18,13 +29,7 @@ absl::StatusOr<NodeDevices> OpenNodeDevices(const Config& config) {
   NodeDevices devices;
   devices.device = *std::move(opened);
   const DeviceInfo& info = devices.device->info();
-  if (config.encode_algorithm == "refined" &&
-      (info.kind == DeviceKind::kCuda || config.gpu_bytes > 0)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--encode-algorithm refined: no kernel of a GPU does it, and device ", info.name,
-        " with --gpu-bytes ", FormatBytes(config.gpu_bytes),
-        " would encode what it holds as kvarn; want kvarn, or --device host without --gpu-bytes"));
-  }
+  KVMILL_RETURN_IF_ERROR(CheckEncodes(config, info));
   LogInfo(absl::StrCat("device ", info.name, ": ", info.description));
   if (config.gpu_bytes == 0) return devices;
   if (info.kind == DeviceKind::kHost) {

@@ -24,9 +24,13 @@ struct NodeDevices {
   }
 };
 
-// Logs which one it is. Errors name the option, its value and what is there: those of OpenDevice,
-// and FAILED_PRECONDITION for --gpu-bytes without a GPU and for --encode-algorithm refined with
-// one, RESOURCE_EXHAUSTED for more than it has.
+// FAILED_PRECONDITION: the device would encode what is in its memory otherwise than
+// --encode-algorithm says.
+absl::Status CheckEncodes(const Config& config, const DeviceInfo& device);
+
+// Logs which one it is. Errors name the option, its value and what is there: those of OpenDevice
+// and CheckEncodes, FAILED_PRECONDITION for --gpu-bytes without a GPU, RESOURCE_EXHAUSTED for more
+// than it has.
 absl::StatusOr<NodeDevices> OpenNodeDevices(const Config& config);
 
 }  // namespace kvmill

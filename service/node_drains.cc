@@ -8,7 +8,6 @@
 #include <memory>
 #include <thread>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/channel_args.h"
@@ -18,6 +17,7 @@
 #include "kvmill/v1/admin.grpc.pb.h"
 #include "service/cluster/registration.h"
 #include "service/cluster_node.h"
+#include "storage/core/quoted.h"
 #include "storage/core/status_macros.h"
 
 namespace kvmill {
@@ -27,11 +27,6 @@ constexpr std::chrono::milliseconds kTellEvery{500};
 constexpr std::chrono::milliseconds kLookEvery{50};
 constexpr std::size_t kNamesMax = 16;
 constexpr std::size_t kMessageBytesOfNode = 512;  // Of its errors, in ours.
-
-// What the caller typed, in a message.
-std::string Quoted(const std::string& id) {
-  return absl::StrCat("\"", absl::CEscape(id.substr(0, kNameBytesMax + 1)), "\"");
-}
 
 // The nodes that there are, for who named another one.
 std::string NamesOf(const MembershipSnapshot& snapshot) {

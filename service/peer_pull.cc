@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "service/heard_names.h"
 #include "storage/core/log.h"
+#include "storage/core/quoted.h"
 #include "storage/core/run_link.h"
 #include "storage/core/status_macros.h"
 
@@ -150,7 +151,7 @@ void PeerPull::Learn(Peers::CallId call, Op* op) {
           }
           if (!shared.Has(spec.tenant)) {
             return learned(absl::FailedPreconditionError(absl::StrCat(
-                "blocks of tenant \"", spec.tenant, "\" are not shared with this node")));
+                "blocks of tenant ", Quoted(spec.tenant), " are not shared with this node")));
           }
           learned(store.OpenNamespace(NameOfHeard(fingerprint, heard), spec));
         });

@@ -434,9 +434,15 @@ absl::StatusOr<TieredStore::NamespaceInfo> TieredStore::FindNamespace(NamespaceI
 }
 
 std::vector<TieredStore::NamespaceInfo> TieredStore::Namespaces() const {
+  return NamespacesWhere([](absl::string_view, absl::string_view) { return true; });
+}
+
+std::vector<TieredStore::NamespaceInfo> TieredStore::NamespacesWhere(
+    absl::FunctionRef<bool(absl::string_view, absl::string_view)> wanted) const {
   std::vector<NamespaceInfo> infos;
-  for (const OpenedNamespace* space : impl_->namespaces_.All())
-    infos.push_back(InfoOf(*space, space->name));
+  for (const OpenedNamespace* space : impl_->namespaces_.All()) {
+    if (wanted(space->spec.tenant, space->name)) infos.push_back(InfoOf(*space, space->name));
+  }
   return infos;
 }
 

@@ -151,6 +151,9 @@ class TieredStore {
   // Of whichever tenant it is: for those who know for whom they ask. NOT_FOUND when it is not open.
   absl::StatusOr<NamespaceInfo> FindAnyNamespace(const Fingerprint& fingerprint) const;
   std::vector<NamespaceInfo> Namespaces() const;
+  // Those that `wanted` picks by tenant and name, which is called under no lock.
+  std::vector<NamespaceInfo> NamespacesWhere(
+      absl::FunctionRef<bool(absl::string_view tenant, absl::string_view name)> wanted) const;
   // What a namespace stored since the start, also of what is gone again.
   struct NamespaceStored {
     std::string tenant, name;

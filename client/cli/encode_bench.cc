@@ -124,8 +124,7 @@ std::vector<double> TimeTogether(std::uint32_t threads, std::uint32_t repetition
 double MeasureReference(Workload& workload, const TileFormat& format, Algorithm algorithm) {
   constexpr std::size_t kTiles = 2;
   const std::size_t tiles = std::min(kTiles, workload.tile_count());
-  const EncodeFunction encode =
-      algorithm == Algorithm::kRefined ? &EncodeRefinedTilesReference : &EncodeTilesReference;
+  const EncodeFunction encode = ReferenceEncoderOf(algorithm);
   std::vector<double> seconds;
   for (int r = 0; r < 5; ++r) {
     seconds.push_back(SecondsOf([&] { workload.Encode(encode, tiles); }));

@@ -191,9 +191,7 @@ class BlockEncoder {
   EncodeResult EncodeHead(const EncodeArgs& args) {
     EncodeResult result = EncodeResult::kTile;
     const bool fast = encoder_ == Encoder::kCpu;
-    const auto encode = algorithm_ == Algorithm::kRefined
-                            ? (fast ? &EncodeRefinedTilesCpu : &EncodeRefinedTilesReference)
-                            : (fast ? &EncodeTilesCpu : &EncodeTilesReference);
+    const auto encode = fast ? CpuEncoderOf(algorithm_) : ReferenceEncoderOf(algorithm_);
     encode(format_, Frame::kModel, absl::MakeConstSpan(&args, 1), absl::MakeSpan(&result, 1),
            scratch_.span());
     return result;

@@ -16,6 +16,7 @@
 #include "service/disk_config.h"
 #include "service/flags.h"
 #include "service/loaded_config.h"
+#include "service/node_devices.h"
 #include "service/running_config.h"
 #include "storage/encryption_keys.h"
 #include "tests/integration/test_certificates.h"
@@ -329,6 +330,18 @@ TEST(ConfigTest, WhatThisBuildCannotDoIsRefusedWithValueAndRemedy) {
               HasSubstr("--host-low-watermark 95: want less than --host-high-watermark, 95"));
   EXPECT_THAT(check({{"gpu-high-watermark", "50"}}),
               HasSubstr("--gpu-low-watermark 90: want less than --gpu-high-watermark, 50"));
+  EXPECT_EQ(check({{"encode-algorithm", "refined"}}), "");
+  EXPECT_THAT(check({{"encode-algorithm", "refined"}, {"gpu-bytes", "64MiB"}}),
+              HasSubstr("--encode-algorithm refined: no kernel of a GPU does it; want kvarn"));
+  Config config;
+  DeviceInfo gpu;
+  gpu.kind = DeviceKind::kCuda;
+  gpu.name = "cuda:7";
+  EXPECT_TRUE(CheckEncodes(config, gpu).ok());
+  config.encode_algorithm = "refined";
+  EXPECT_EQ(CheckEncodes(config, gpu).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(CheckEncodes(config, gpu).message()), HasSubstr("device cuda:7"));
+  EXPECT_TRUE(CheckEncodes(config, DeviceInfo()).ok());
   EXPECT_EQ(check({{"error-sample-interval", "0"}}), "");
   EXPECT_THAT(check({{"error-sample-interval", "0"}, {"guard-action", "fall-back"}}),
               HasSubstr("--guard-action fall-back: looks at samples"));
